@@ -1,0 +1,36 @@
+# `make serve` and `make test` set up everything they need in .venv and are quick when it is there already.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# What the installed package is made from: when one of these is newer, it is installed (and built) again.
+SOURCES := pyproject.toml setup.py shmlimit/table/_table.c
+
+.PHONY: serve test lint bench clean
+
+serve: $(VENV)/.ready-serve
+	exec $(BIN)/python -m gunicorn -c gunicorn_conf.py shmlimit.demo:app
+
+test: $(VENV)/.ready-test
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.ready-lint
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.ready-bench
+	$(BIN)/python bench/take.py
+
+clean:
+	rm -rf $(VENV) build *.egg-info shmlimit/table/_table.so
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "shmlimit needs Python 3.10 or newer; $$($(PYTHON) --version) is too old. Try: make PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.ready-%: $(SOURCES) | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	@touch $@

@@ -1,0 +1,1 @@
+int shmlimit_abi(void) { return 1; }
