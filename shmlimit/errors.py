@@ -33,3 +33,11 @@ class LayoutError(ShmlimitError):
         super().__init__(f"{message}: found {found}, expected {expected}")
         self.found = found
         self.expected = expected
+
+
+class TableExistsError(ShmlimitError, FileExistsError):
+    """`SharedTable.create` of a name that is taken."""
+
+
+class TableNotFoundError(ShmlimitError, FileNotFoundError):
+    """`SharedTable.attach` to a name that nobody made."""

@@ -1,0 +1,55 @@
+"""What every test may use: names of tables that are gone afterwards, and a look that nothing was left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shmlimit.errors import TableNotFoundError
+from shmlimit.table.segment import remove
+from shmlimit.table.table import SharedTable
+
+SHM = Path("/dev/shm")
+VECTORS = Path(__file__).parent / "vectors"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_left_behind() -> Iterator[None]:
+    """`ls /dev/shm` is after the run as it was before."""
+    before = set(SHM.iterdir()) if SHM.exists() else set()
+    yield
+    after = set(SHM.iterdir()) if SHM.exists() else set()
+    assert not {path.name for path in after - before if "shmlimit" in path.name}
+
+
+@pytest.fixture
+def name() -> Iterator[str]:
+    """A name that no other table has; the table is removed afterwards."""
+    name = f"shmlimit-test-{secrets.token_hex(6)}"
+    yield name
+    with contextlib.suppress(TableNotFoundError):
+        remove(name)
+
+
+@pytest.fixture
+def table(name: str) -> Iterator[SharedTable]:
+    """A new table of 1,024 slots."""
+    with SharedTable.create(name, 1024) as table:
+        yield table
+
+
+@pytest.fixture(scope="session")
+def vectors() -> Callable[[str], list[dict[str, Any]]]:
+    """The rows of a file of `tests/vectors`."""
+
+    def read(file: str) -> list[dict[str, Any]]:
+        with (VECTORS / file).open(encoding="utf-8") as lines:
+            return [json.loads(line) for line in lines]
+
+    return read
