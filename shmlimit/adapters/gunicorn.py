@@ -1,0 +1,106 @@
+"""gunicorn: `install(globals())` as the last line of a configuration file makes one table for all workers.
+
+The table is opened in `when_ready`, in the master, after the sockets are bound and before the first worker is forked.
+Not earlier: a second server that was started by mistake runs everything before that and then fails to bind. Workers
+inherit the mapping; nothing is opened in them, and nothing is unlinked at exit: a restart finds its counts again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import warnings
+from collections.abc import Callable, MutableMapping
+from typing import Any, TypeAlias
+
+from shmlimit.adapters import _gate
+from shmlimit.errors import ConfigError, ShmlimitError
+from shmlimit.stores.base import Store
+
+Hook: TypeAlias = Callable[[Any], object]
+_MARK = "_shmlimit_hook_of_the_user"
+_running: tuple[str, int] | None = None
+
+
+def install(namespace: MutableMapping[str, Any], name: str | None = None, slots: int = 65536) -> None:
+    """Set the hooks `when_ready` and `on_reload` in the namespace of a configuration file, around the user's own.
+
+    Must come last in the file: a hook that is defined after it replaces it. `name` is the table's (by default made from
+    the user's id and the file's path), `slots` its size. Nothing is opened here, so `--check-config` leaves nothing
+    behind. A HUP doesn't open the table again: another name or size needs a restart, and a warning says so.
+
+    Raises `ConfigError` for what can't work. A table that can't be opened stops the server at its start.
+    """
+    if not isinstance(namespace, MutableMapping):
+        raise ConfigError(f"install needs the configuration's namespace: install(globals()), not {namespace!r}")
+    if isinstance(slots, bool) or not isinstance(slots, int):
+        raise ConfigError(f"slots must be an integer, not {slots!r}")
+    wanted = (_default_name(namespace) if name is None else name, slots)
+    theirs = {hook: _user_hook(namespace, hook) for hook in ("when_ready", "on_reload")}
+
+    def when_ready(server: Any) -> None:
+        _start(server, *wanted)
+        theirs["when_ready"](server)
+
+    def on_reload(server: Any) -> None:
+        if _running != wanted:
+            server.log.warning("shmlimit: %s; restart the server to use %r with %d slots", _state(), *wanted)
+        theirs["on_reload"](server)
+
+    for hook in (when_ready, on_reload):
+        setattr(hook, _MARK, theirs[hook.__name__])
+        namespace[hook.__name__] = hook
+
+
+def _start(server: Any, name: str, slots: int) -> None:
+    """Open the table and bind it; where that fails log why and end the server, as gunicorn does for its sockets."""
+    global _running  # noqa: PLW0603 - what this process has running
+    try:
+        # NOTE: a warning of Python's goes to standard error, which a daemon hasn't.
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            store = _open(name, slots)
+    except (ShmlimitError, OSError) as error:
+        server.log.critical("shmlimit: can't open the table %r: %s", name, error)
+        sys.exit(1)
+    for warning in caught:
+        server.log.warning("shmlimit: %s", warning.message)
+    _gate.bind(store)
+    _running = (name, slots)
+    server.log.info("shmlimit: workers share the table %r", name)
+
+
+def _open(name: str, slots: int) -> Store:
+    from shmlimit.table import SharedTable  # late: a file that is only checked needs no C helper
+
+    return SharedTable.open(name, slots)
+
+
+def _state() -> str:
+    if _running is None:
+        return "no table was opened when this server started"
+    return "the table stays {!r} with {} slots".format(*_running)
+
+
+def _user_hook(namespace: MutableMapping[str, Any], name: str) -> Hook:
+    """The user's hook, by gunicorn's own rules (any callable of one argument, or "package.module.name")."""
+    if name not in namespace:
+        return lambda _server: None
+    from gunicorn.config import validate_callable
+
+    try:
+        hook: Hook = validate_callable(1)(namespace[name])
+    except TypeError as error:
+        raise ConfigError(f"{name}: {error}") from error
+    # A hook of an earlier install (a file that is imported by this one) gives way, what it wraps is kept.
+    return getattr(hook, _MARK, hook)
+
+
+def _default_name(namespace: MutableMapping[str, Any]) -> str:
+    path = namespace.get("__file__")
+    if not path:
+        raise ConfigError('this configuration has no file to name the table after: install(globals(), name="a-name")')
+    # NOTE: links are kept as they are. A deployment that switches one from release to release keeps its table.
+    path = os.path.abspath(path)  # noqa: PTH100
+    return "shmlimit-" + hashlib.sha1(f"{os.getuid()}:{path}".encode(), usedforsecurity=False).hexdigest()[:8]
