@@ -7,8 +7,8 @@ import os
 import subprocess
 import sys
 import types
-import warnings
 import uuid
+import warnings
 from pathlib import Path
 from typing import Any
 
