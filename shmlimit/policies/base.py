@@ -1,7 +1,7 @@
 """THE RULES that every policy keeps. Read this page first; each policy is then one short file.
 
-1. **Pure.** A policy is a frozen value, and what it does is a function of its arguments: no clock, no I/O, no floats, no
-   randomness. The same history gives the same decisions everywhere, so a store only has to swap states atomically.
+1. **Pure.** A policy is a frozen value, and what it does is a function of its arguments: no clock, no I/O, no floats,
+   no randomness. The same history gives the same decisions everywhere, so a store only has to swap states atomically.
 2. **Time** is an integer count of microseconds (`_us`) since the Unix epoch and always a parameter.
 3. **Exact, rounded only in answers.** Levels and waits are kept as exact fractions (integers over a fixed
    denominator). `remaining` is rounded down; `reset_us`, `retry_after_us` and `next_us` are rounded up.
@@ -12,7 +12,8 @@
 6. **A wait works.** After `retry_after_us` the same cost succeeds if nothing else comes; one microsecond earlier it
    is still denied.
 7. **A clock that goes backwards never grants extra.** A state is read on its own time line: a key opens when it would
-   have opened by the clock that wrote the state. Waits are measured from the `now_us` that was given.
+   have opened by the clock that wrote the state. Waits are measured from the `now_us` that was given. A fresh state
+   has no line yet: it stays fresh at earlier times, too.
 8. **State** is plain data with its kind in it; what JSON makes of it and back is an equally good state. A state of
    another shape counts as fresh, and `None` is a fresh one throughout.
 """
@@ -24,7 +25,7 @@ from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeGuard
 
 from shmlimit.errors import ConfigError
 
@@ -39,6 +40,20 @@ PERIOD_MIN_US = 1_000
 PERIOD_MAX_US = 10**15
 WINDOW_MAX_US = 10**15
 US_PER_S = 1_000_000
+
+DEFAULT_KIND = "token-bucket"
+"""The algorithm that notation means when it names none."""
+
+UNITS = (
+    (604_800 * US_PER_S, "week", "w"),
+    (86_400 * US_PER_S, "day", "d"),
+    (3_600 * US_PER_S, "hour", "h"),
+    (60 * US_PER_S, "minute", "min"),
+    (US_PER_S, "second", "s"),
+    (1_000, "ms", "ms"),
+    (1, "us", "us"),
+)
+"""Microseconds, name for one of it, suffix for several: what `str(policy)` writes, the largest that divides first."""
 
 
 class Decision(NamedTuple):
@@ -75,12 +90,46 @@ class Decision(NamedTuple):
 class Policy(ABC):
     """The algorithm and its numbers: a frozen, hashable value.
 
-    Subclasses are frozen dataclasses with the integer fields `limit`, `period_us` and, for buckets, `burst`. Equal
-    policies share their states, so two guards with equal policies and the same key share a count.
+    Subclasses are frozen dataclasses (`init=False, repr=False`) with the integer fields `limit`, `period_us` and, for
+    buckets, `burst`. Equal policies share their states, so two guards with equal policies and the same key share a
+    count. `kind` is the algorithm's word, in states and in notation.
+
+    Raises `ConfigError` that names the field and the bound for numbers that can't work.
     """
 
+    kind: ClassVar[str]
     limit: int
     period_us: int
+    _hash: int
+
+    def __init__(self, limit: int, period: Period) -> None:
+        self._set(limit=check_int("limit", limit, 1, LIMIT_MAX), period_us=period_to_us(period))
+
+    def _set(self, **numbers: int) -> None:
+        """Fill a frozen instance. PERF: policies are keys of dicts for each request, so the hash is made here, once."""
+        for name, number in numbers.items():
+            object.__setattr__(self, name, number)
+        object.__setattr__(self, "_hash", hash(tuple(numbers.values())))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def _arguments(self) -> dict[str, Any]:
+        """What the constructor takes to make an equal policy."""
+        seconds = Fraction(self.period_us, US_PER_S)
+        return {"limit": self.limit, "period": int(seconds) if seconds.denominator == 1 else seconds}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self._arguments().items())})"
+
+    def __str__(self) -> str:
+        """Notation that parses back to an equal policy, e.g. `gcra 5/30s`."""
+        algorithm = "" if self.kind == DEFAULT_KIND else f"{self.kind} "
+        return f"{algorithm}{self.limit}/{period_text(self.period_us)}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy and unpickle through the constructor: the checks run again, and no hash is carried along."""
+        return type(self), tuple(self._arguments().values())
 
     @property
     @abstractmethod
@@ -105,11 +154,14 @@ class Policy(ABC):
 
     @abstractmethod
     def expires_at(self, state: State) -> int:
-        """The first microsecond from which on `state` equals a fresh one."""
+        """The first microsecond from which on `state` equals a fresh one: 0 for a state of another shape."""
 
     @abstractmethod
     def shift(self, state: State, delta_us: int) -> State:
-        """`state` with all its times moved by `delta_us`, for a store whose clock was set back."""
+        """`state` with all its times moved by `delta_us`, for a store whose clock was set back.
+
+        A state of another shape is returned as it is: it counts as fresh at any time.
+        """
 
     def simulate(self, requests: Iterable[tuple[int, int]]) -> list[Decision]:
         """The decisions for a history of `(now_us, cost)` on one key that starts fresh."""
@@ -126,8 +178,10 @@ def check_int(field: str, value: object, low: int, high: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise ConfigError(f"{field} must be an integer, not {value!r}")
     if not low <= value <= high:
-        raise ConfigError(f"{field} must be within {low} and {high}, not {value}")
-    return value
+        # HAZARD: the decimal text of an integer with thousands of digits is a ValueError of its own.
+        shown = str(value) if value.bit_length() <= 256 else f"an integer of {value.bit_length()} bits"
+        raise ConfigError(f"{field} must be within {low} and {high}, not {shown}")
+    return int(value)
 
 
 def check_cost(cost: object) -> int:
@@ -146,7 +200,8 @@ def period_to_us(period: Period) -> int:
     elif isinstance(period, bool) or not isinstance(period, int | float | Fraction):
         raise ConfigError(f"period must be seconds (int, float, Fraction) or a timedelta, not {period!r}")
     elif isinstance(period, float):
-        decimal = Decimal(repr(period))
+        # The text of the number itself: a subclass (numpy's float64) may write its repr in another way.
+        decimal = Decimal(float.__repr__(period))
         if not decimal.is_finite():
             raise ConfigError(f"period must be a finite number of seconds, not {period!r}")
         period_us = Fraction(decimal) * US_PER_S
@@ -155,5 +210,22 @@ def period_to_us(period: Period) -> int:
     if period_us.denominator != 1:
         raise ConfigError(f"period must be a whole number of microseconds, not {period!r} seconds")
     if not PERIOD_MIN_US <= period_us <= PERIOD_MAX_US:
-        raise ConfigError(f"period must be within 1 ms and 10**9 seconds, not {period!r}")
+        shown = repr(period) if period_us.numerator.bit_length() <= 256 else "a number far outside"
+        raise ConfigError(f"period must be within 1 ms and 10**9 seconds, not {shown}")
     return int(period_us)
+
+
+def period_text(period_us: int) -> str:
+    """A period as notation writes it, exact to the microsecond: `minute`, `30s`, `1500ms`."""
+    size, one, suffix = next(unit for unit in UNITS if period_us % unit[0] == 0)
+    count = period_us // size
+    return one if count == 1 else f"{count}{suffix}"
+
+
+def has_shape(state: object, kind: str, fields: Iterable[str]) -> TypeGuard[State]:
+    """Whether `state` is of `kind` with an integer in each of `fields`; a `bool` or a `float` is none."""
+    return (
+        isinstance(state, Mapping)
+        and state.get("kind") == kind
+        and all(type(state.get(name)) is int for name in fields)
+    )
