@@ -362,7 +362,7 @@ def test_corrupt_state_is_an_error(table: SharedTable) -> None:
 def fill(table: SharedTable, policy: Policy, now_us: int) -> int:
     """Hits new keys until a thousand in a row found no room; how many were allowed."""
     allowed = misses = i = 0
-    while misses < 1000:
+    while misses < 1000 and i < 100_000:
         decision = table.take(policy, f"filler {i}", now_us=now_us)
         i += 1
         allowed += decision.allowed
