@@ -466,3 +466,27 @@ def test_spare_reservations_are_cleared(table: SharedTable) -> None:
         slots[other] = (slots["fingerprint"][at], 1 << 19 | other + 1)
     assert table.take(MINUTE, "k").remaining == 9
     assert (slots["fingerprint"] != 0).sum() == 1
+
+
+def test_policies_made_anew_are_one_policy(table: SharedTable) -> None:
+    """An application may make its policy for each request: the count goes on, and nothing piles up."""
+    for number in range(3000):
+        assert table.take(TokenBucket(5000, 3600), "k").remaining == 5000 - 1 - number
+    assert len(table._by_id) <= 1024
+    assert len(table._pools) == 1
+
+
+def test_call_under_way_is_not_disturbed(table: SharedTable) -> None:
+    """A second call between another's decision and its answer (a signal handler, a thread) changes no answer."""
+    once = TokenBucket(1, 3600)
+    table.take(once, "spent")
+    take = table._take
+
+    def interrupted(*arguments: Any) -> Any:
+        status = take(*arguments)
+        table._take = take
+        assert table.take(once, "other").allowed
+        return status
+
+    table._take = interrupted
+    assert not table.take(once, "spent").allowed
