@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -448,11 +449,52 @@ def test_reservation_of_a_dead_worker_is_completed_or_given_away(table: SharedTa
     table.take(MINUTE, "k", 10)
     slots = table.slots
     at = slots["fingerprint"].nonzero()[0][0]
-    slots["state"][at] = 1 << 19 | 5  # made in 1970: its maker is gone
+    slots["state"][at] = reservation_ms(1)  # made in 1970: its maker is gone
     assert table.used() == 0
     assert table.peek(MINUTE, "k").remaining == 10
     assert table.take(MINUTE, "k").remaining == 9
     assert (slots["fingerprint"] != 0).sum() == 1
+
+
+def reservation_ms(ms: int, nonce: int = 5) -> int:
+    """The word of a reservation that was made at `ms` of the table's clock."""
+    return ms << 19 | nonce
+
+
+def test_reservations_of_others_hold_for_a_second(name: str) -> None:
+    """A slot that another key has just reserved is in use; one whose maker must be dead is not."""
+    with SharedTable.create(name, 24) as table:
+        slots = table.slots
+        now_ms = time.time_ns() // 10**6
+        slots["fingerprint"] = range(1, 25)
+        slots["state"] = reservation_ms(now_ms)
+        decision = table.take(MINUTE, "k")
+        assert not decision.allowed
+        assert 0 < decision.retry_after_us <= 1_000_000  # type: ignore[operator]
+        assert table.stats()["full"] == 1
+        for dead_ms in (now_ms - 1_100, now_ms + 5_000):  # the future: garbage, or the word of another clock
+            slots["state"] = reservation_ms(dead_ms)
+            assert table.take(MINUTE, f"k{dead_ms}").allowed
+        assert table.stats()["reclaimed"] == 0
+
+
+def test_state_is_live_for_others_until_its_fraction_has_passed(name: str) -> None:
+    """Where a bucket is full again between two microseconds, its slot is free from the second on."""
+    thirds = TokenBucket(3, 0.001, burst=1)  # an interval of 333 1/3 µs
+    with SharedTable.create(name, 24) as table:
+        for i in range(24):
+            assert table.take(thirds, f"key {i}", now_us=T0).allowed
+        assert not table.take(thirds, "new", now_us=T0 + 333).allowed
+        assert table.take(thirds, "new", now_us=T0 + 334).allowed
+
+
+def test_load_is_spread_over_the_candidates(name: str) -> None:
+    """A new key goes to the emptiest of its three buckets: a table takes keys to 75 % of its slots without a miss."""
+    with SharedTable.create(name, 8192) as table:
+        for i in range(6144):
+            table.take(TokenBucket(1, 3600), f"key {i}")
+        assert table.stats()["full"] == 0
+        assert table.used() == 6144
 
 
 def test_spare_reservations_are_cleared(table: SharedTable) -> None:
@@ -461,9 +503,8 @@ def test_spare_reservations_are_cleared(table: SharedTable) -> None:
     slots = table.slots
     at = int(slots["fingerprint"].nonzero()[0][0])
     bucket = at // 8 * 8
-    slots["state"][at] = 1 << 19 | 5
     for other in range(bucket, bucket + 8):
-        slots[other] = (slots["fingerprint"][at], 1 << 19 | other + 1)
+        slots[other] = (slots["fingerprint"][at], reservation_ms(1, other))
     assert table.take(MINUTE, "k").remaining == 9
     assert (slots["fingerprint"] != 0).sum() == 1
 
