@@ -8,8 +8,9 @@ SOURCES := pyproject.toml setup.py shmlimit/table/_table.c
 
 .PHONY: serve test lint bench clean
 
+# Not `python -m gunicorn`: that one can't be upgraded with USR2, since its directory then hides Python's own `http`.
 serve: $(VENV)/.ready-serve
-	exec $(BIN)/python -m gunicorn -c gunicorn_conf.py shmlimit.demo:app
+	exec $(BIN)/gunicorn -c gunicorn_conf.py shmlimit.demo:app
 
 test: $(VENV)/.ready-test
 	$(BIN)/python -m pytest $(ARGS)
