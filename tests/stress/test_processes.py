@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from shmlimit import SharedTable, TokenBucket
+from shmlimit import FixedWindow, SharedTable, TokenBucket
 
 WORKERS = 8
 # On two busy cores a run may happen to pass without a collision, and then proves little: it is done again.
@@ -106,6 +106,37 @@ def test_new_keys_admit_exactly_their_limit(name: str, method: str) -> None:
         if contended:
             break
     assert contended > 0
+
+
+BURST, HOURLY = TokenBucket(1_000, YEAR), TokenBucket(50_000, YEAR)
+DAILY = FixedWindow(20_000, 366 * 86_400)
+
+
+def hit_several(name: str, inherited: SharedTable | None, barrier: Any, results: Any) -> None:
+    """Takes of three limits at once until 1,000 refusals in a row."""
+    table = table_of(name, inherited)
+    barrier.wait()
+    allowed = refused = 0
+    while refused < 1_000:
+        if all(table.take_all([(HOURLY, "k", 1), (DAILY, "k", 1), (BURST, "k", 1)])):
+            allowed, refused = allowed + 1, 0
+        else:
+            refused += 1
+    results.put(allowed)
+
+
+def test_refused_requests_consume_nothing(name: str, method: str) -> None:
+    """8 processes: the smallest of three limits admits exactly its number, and the others have lost just that."""
+    with SharedTable.create(name, 1024) as table:
+        answers = run(hit_several, name, table, method)
+        stats = table.stats()
+        hourly, daily = table.peek(HOURLY, "k"), table.peek(DAILY, "k")
+    assert sum(answers) == BURST.limit
+    assert stats["allowed"] == 3 * BURST.limit
+    assert daily.remaining == DAILY.limit - BURST.limit
+    # Giving back costs the time that it took, and time refills: both are seconds of a refill that takes days.
+    spent_us = BURST.limit * HOURLY.period_us // HOURLY.limit
+    assert abs(hourly.reset_us - spent_us) < 60 * 10**6
 
 
 def test_every_process_counts_on_its_own_line(name: str) -> None:
