@@ -20,7 +20,11 @@ VECTORS = Path(__file__).parents[1] / "vectors" / "policies.jsonl"
 ROWS = [json.loads(line) for line in VECTORS.read_text(encoding="utf-8").splitlines()]
 KINDS = {cls.__name__: cls for cls in (TokenBucket, Gcra, FixedWindow, SlidingLog, SlidingCounter)}
 # Each row of a token bucket holds word for word for GCRA.
-CASES = [(row, kind) for row in ROWS for kind in ({row["policy"]["kind"]} | ({"Gcra"} if "burst" in row["policy"] else set()))]
+CASES = [
+    (row, kind)
+    for row in ROWS
+    for kind in ({row["policy"]["kind"]} | ({"Gcra"} if "burst" in row["policy"] else set()))
+]
 
 
 def made(kind, numbers):
