@@ -14,6 +14,7 @@ from shmlimit.errors import (
     TableNotFoundError,
 )
 from shmlimit.guard import Guard
+from shmlimit.limiter import Limiter
 from shmlimit.notation import parse, parse_many
 from shmlimit.policies import (
     Decision,
@@ -42,6 +43,7 @@ __all__ = [
     "Gcra",
     "Guard",
     "LayoutError",
+    "Limiter",
     "Policy",
     "Reservation",
     "SharedTable",
