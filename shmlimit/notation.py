@@ -25,7 +25,8 @@ from shmlimit.policies.sliding_counter import SlidingCounter
 from shmlimit.policies.sliding_log import SlidingLog
 from shmlimit.policies.token_bucket import TokenBucket
 
-ALGORITHMS: dict[str, type[Policy]] = {cls.kind: cls for cls in (TokenBucket, Gcra, FixedWindow, SlidingLog, SlidingCounter)}
+_KINDS: tuple[type[Policy], ...] = (TokenBucket, Gcra, FixedWindow, SlidingLog, SlidingCounter)
+ALGORITHMS = {cls.kind: cls for cls in _KINDS}
 """The word in front, and what it makes. Only subclasses of `Bucket` take a burst."""
 
 UNITS = {"us": 1, "ms": 1_000}

@@ -1,7 +1,7 @@
 """The fixed window: a count that starts again at each multiple of the period since the epoch.
 
-The cheapest limit there is, and what people mean by "1000 a day". Its price is the seam: `limit` at the end of one window
-and `limit` at the beginning of the next are twice the limit in a moment.
+The cheapest limit there is, and what people mean by "1000 a day". Its price is the seam: `limit` at the end of one
+window and `limit` at the beginning of the next are twice the limit in a moment.
 """
 
 from __future__ import annotations

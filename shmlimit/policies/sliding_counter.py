@@ -1,8 +1,8 @@
 """The sliding-window counter: two counts stand in for a log, the older one weighted by how much of it still overlaps.
 
-The approximation that Cloudflare described ("How we built rate limiting capable of scaling to millions of domains", 2017):
-with the previous window's count p and this one's c, at a fraction f of this window, p * (1 - f) + c stands for the hits of
-the last period. It is right where the previous hits came evenly. Here the weighted part is rounded up.
+The approximation that Cloudflare described ("How we built rate limiting capable of scaling to millions of domains",
+2017): with the previous window's count p and this one's c, at a fraction f of this window, p * (1 - f) + c stands for
+the hits of the last period. It is right where the previous hits came evenly. Here the weighted part is rounded up.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from shmlimit.policies.window import Window
 class SlidingCounter(Window):
     """At most `limit` in about every window of `period`, from two counts.
 
-    "Rounded up" means that a hit weighs at least 1 until the end of the window after its own: a spent `1/minute` is whole
-    again only after up to two minutes, and a wait can be nearly two windows long.
+    "Rounded up" means that a hit weighs at least 1 until the end of the window after its own: a spent `1/minute` is
+    whole again only after up to two minutes, and a wait can be nearly two windows long.
 
     The state is `{"kind": "sliding-counter", "start_us": int, "previous": int, "current": int}`. A `now_us` before the
     state's window is taken as its start. See `Window` for the arguments and their errors.
@@ -85,8 +85,8 @@ class SlidingCounter(Window):
     def _wait_us(self, end_us: int, previous: int, current: int, cost: int, now_us: int) -> int | None:
         """Until `cost` fits; `None` for never.
 
-        The weight w of a count falls to a room r when r * period / w of its last window is left. Where this window's own
-        hits leave no room, they are the ones to wait for, in the next.
+        The weight w of a count falls to a room r when r * period / w of its last window is left. Where this window's
+        own hits leave no room, they are the ones to wait for, in the next.
         """
         if cost > self.limit:
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar, TypeGuard
 
 from shmlimit.policies.base import Decision, State, check_cost
@@ -13,9 +14,9 @@ from shmlimit.policies.window import Window
 class SlidingLog(Window):
     """At most `limit` in *every* window of `period`, wherever it begins; memory grows with the limit.
 
-    The state is `{"kind": "sliding-log", "hits": [[time_us, units], …]}`, the oldest first. A hit at t counts from t until
-    just before t + period. A `now_us` before the newest hit is taken as its time. See `Window` for the arguments and their
-    errors.
+    The state is `{"kind": "sliding-log", "hits": [[time_us, units], …]}`, the oldest first. A hit at t counts from t
+    until just before t + period. A `now_us` before the newest hit is taken as its time. See `Window` for the arguments
+    and their errors.
 
     >>> SlidingLog(5, 60)
     SlidingLog(limit=5, period=60)
@@ -24,7 +25,7 @@ class SlidingLog(Window):
     kind: ClassVar[str] = "sliding-log"
     _fields: ClassVar[tuple[str, ...]] = ()
 
-    def fresh(self, now_us: int) -> State:
+    def fresh(self, now_us: int) -> State:  # noqa: ARG002 - no hits, no time
         """No hits."""
         return self._state([])
 
@@ -77,7 +78,7 @@ class SlidingLog(Window):
         if not super()._is_own(state) or not isinstance(hits := state.get("hits"), list):
             return False
         shaped = all(isinstance(hit, list) and [type(number) for number in hit] == [int, int] for hit in hits)
-        return shaped and all(one[0] <= other[0] for one, other in zip(hits, hits[1:], strict=False))
+        return shaped and all(one[0] <= other[0] for one, other in pairwise(hits))
 
     def _state(self, hits: list[list[int]]) -> State:
         return {"kind": self.kind, "hits": hits}

@@ -11,7 +11,8 @@ from shmlimit.policies.base import Policy
 class Window(Policy):
     """At most `limit` in a window of `period` (seconds, or a `timedelta`).
 
-    Raises `ConfigError` for a `limit` outside 1…10**9, and a `period` outside 1 ms…10**9 s or not whole in microseconds.
+    Raises `ConfigError` for a `limit` outside 1…10**9, and a `period` outside 1 ms…10**9 s or not whole
+    in microseconds.
     """
 
     limit: int

@@ -10,6 +10,7 @@ larger counts; the period must be at least the unit of time.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import gcd
 from typing import NamedTuple
 
@@ -58,6 +59,7 @@ def interval_of(limit: int, period_us: int) -> tuple[int, int]:
     return FRACTION_MAX, -(-period_us * FRACTION_MAX // limit)
 
 
+@lru_cache(maxsize=1024)  # stores ask it for each request
 def misfit(policy: Policy) -> str | None:
     """Why the table can't keep `policy`, as a text that names the bound; `None` when it can."""
     if type(policy) in {TokenBucket, Gcra}:
