@@ -28,8 +28,7 @@ struct call {                              /* one per call under way; never shar
     uint8_t allowed;                       /* from here on: the answer, in the order of Decision */
     uint8_t no_room;
     int64_t limit, remaining, reset_us, retry_after_us, next_us;
-    int64_t stamp_us;                      /* of a charge, for giving it back: the time that it was judged at, */
-    uint64_t charged;                      /* and the word that it wrote (0: it wrote none) */
+    uint64_t charged;                      /* of a charge, for giving it back: the word that it wrote, 0 for none */
 };
 
 /* What a judgement and a call return: the answer is in `struct call`, for NEVER without a wait; below 0 there is none.
@@ -193,27 +192,26 @@ static int judge(struct call *call, uint64_t state, int64_t as_of_us, int64_t as
     return cost <= p->quota ? ANSWERED : NEVER;
 }
 
-/* The word that is left when a charge of `cost` is given back to `state`; `state` itself where nothing can be.
+/* The word that is left when a charge of `cost` is given back to `state`; `state` itself where it can't be.
  *
- * To a bucket what has not run out yet: min(cost*T, stamp + cost*T - clock), with the clock read after the state.  The
- * arrival time is at least the maximum over k of (stamp_k + everything charged from k on).  Without this charge the
- * terms from before it shrink by cost*T, and those from after it are at most
- * tat - (stamp + cost*T) + (clock at their charge): so this much can be taken off, and more could not.
- * To a window while it is the one that was charged, or (sliding) the one after it. */
-static uint64_t give_back(const struct call *call, uint64_t state, int64_t clock_us, int64_t cost) {
+ * To a bucket all of it, but only while the word is the one that the charge wrote.  Whatever is kept after it lifts the
+ * word above that, and what others give back takes it no lower than what is kept: so while it is that word, nothing was
+ * kept since, and it is as if the charge had not been.  (To give back by the clock what has not run out, also from
+ * another word, is not safe: the word can come back to what it was between the look and the swap, with another request
+ * kept meanwhile.  tests/models/giving_back.pml finds that.)
+ * To a window while it is the one that was charged, or (sliding) the one after it: its count has the charge in it. */
+static uint64_t give_back(const struct call *call, uint64_t state, int64_t cost) {
     const struct policy *p = call->policy;
     if (p->kind == GCRA) {
-        int64_t d = p->denominator, charge = cost * p->interval;
-        int64_t rest = charge - max64(clock_us - call->stamp_us, 0) * d;
-        int64_t tat = gcra_tat(state, d);
-        return rest <= 0 ? state : gcra_word(max64(tat - rest, 0), d);
+        int64_t d = p->denominator;
+        return state == call->charged ? gcra_word(gcra_tat(state, d) - cost * p->interval, d) : state;
     }
     int bits = FORMATS[p->kind].count_bits;
-    uint64_t units = (uint64_t)cost, newer = low(state, bits), one = 1;
+    uint64_t units = (uint64_t)cost;
     int64_t charged_end = window_end(p, call->charged), end = window_end(p, state);
-    if (end == charged_end && newer >= units)
+    if (end == charged_end && low(state, bits) >= units)
         return state - units;
     if (p->kind >= SLIDING && end == charged_end + p->period_us && low(state >> bits, bits) >= units)
-        return state - (units * one << bits);
+        return state - (units << bits);
     return state;
 }

@@ -219,7 +219,7 @@ static int hit(const struct request *r, const struct found *f) {
     if (!r->writes || !r->call->allowed)
         return is_unchanged(r, f) ? status : AGAIN;
     if (swap_pair(f->slot, r->fingerprint, f->state, r->fingerprint, to)) {
-        r->call->stamp_us = r->asked_us, r->call->charged = to;
+        r->call->charged = to;
         return status;
     }
     lost(r);
@@ -233,9 +233,7 @@ static int fresh(const struct request *r, uint64_t *to) {
     int64_t as_of_us = r->asked_us;
     if (watermark > (uint64_t)as_of_us)
         as_of_us = watermark < (uint64_t)NOW_MAX_US ? (int64_t)watermark : NOW_MAX_US;
-    int status = judge(r->call, 0, as_of_us, r->asked_us, r->cost, to);
-    r->call->stamp_us = as_of_us;
-    return status;
+    return judge(r->call, 0, as_of_us, r->asked_us, r->cost, to);
 }
 
 /* No room was found.  Another worker may have given the last free slot to this very key since the scan: then AGAIN. */
@@ -326,12 +324,9 @@ EXPORT int shmlimit_charge(struct call *call, const unsigned char *key, int leng
     return decide(&r);
 }
 
-/* Gives a charge back, from the same `struct call`; 1 when something was.  What can't be given back stays charged.
- * Where the caller gave the time, the clock says nothing of the times of others: then only while the word is the one that
- * was written. */
+/* Gives a charge back, from the same `struct call`; 1 when it was.  What can't be given back stays charged. */
 EXPORT int shmlimit_give_back(struct call *call, const unsigned char *key, int length, int cost) {
     uint64_t charged = call->charged;
-    int64_t stamp_us = call->stamp_us;
     struct request r = request(call, key, length, cost, PEEK);
     call->charged = charged;
     for (int i = 0; charged && i < TRIES; i++) {
@@ -340,8 +335,7 @@ EXPORT int shmlimit_give_back(struct call *call, const unsigned char *key, int l
             return 0;                      /* reset, or forgotten: nothing is left of it */
         if (kind_of(f.state) != call->policy->kind)
             continue;                      /* between two keys */
-        int64_t until_us = call->now_us < 0 ? clock_us(r.table->header) : stamp_us;
-        uint64_t to = call->now_us < 0 || f.state == charged ? give_back(call, f.state, until_us, cost) : f.state;
+        uint64_t to = give_back(call, f.state, cost);
         if (to == f.state)
             return 0;
         if (swap_pair(f.slot, r.fingerprint, f.state, r.fingerprint, to))

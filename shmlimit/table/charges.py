@@ -1,7 +1,8 @@
 """Several limits in the table for one request: read all, charge all, and give back where one denies after all.
 
-Most refusals end with the reading, without a write. Between the charges and the giving back another process may be
-denied by what is then given back, and what has run out meanwhile isn't given: never too much, as `_policies.h` shows.
+Most refusals end with the reading, without a write. The charges begin with the limit that has least left, so one that
+denies after all is nearly always the first, and there is nothing to give back. What is given back is never too much
+(`_policies.h` says why); a charge that another request has built on meanwhile stays.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class Charges:
         self._table = table
         self._helper = native.helper()
         self._leases = [_Lease(*request, *table._borrow(request[0])) for request in requests]
+        self._charged: list[_Lease] = []
         self.stands = False
         try:
             for lease in self._leases:
@@ -54,25 +56,27 @@ class Charges:
         self._release()
 
     def give_back(self) -> None:
-        """The charges are undone as far as time has not done it; they aren't counted."""
-        self._undo(len(self._leases))
+        """The charges are undone where nobody has built on them; they aren't counted."""
+        self._undo()
         self._release()
 
     def _charge(self) -> bool:
-        for number, lease in enumerate(self._leases):
+        for number in sorted(range(len(self._leases)), key=lambda number: self.decisions[number].remaining):
+            lease = self._leases[number]
             try:
                 self.decisions[number] = decision = self._ask(self._helper.charge, lease, lease.cost)
             except BaseException:
-                self._undo(number)
+                self._undo()
                 raise
             if not decision.allowed:
-                self._undo(number)
+                self._undo()
                 return False
+            self._charged.append(lease)
         return True
 
-    def _undo(self, charged: int) -> None:
-        for lease in reversed(self._leases[:charged]):
-            # PyDLL: no other thread comes in between; a swap that is lost too often leaves the charge, which is safe.
+    def _undo(self) -> None:
+        for lease in reversed(self._charged):
+            # A swap that is lost too often leaves the charge, which is safe.
             self._helper.give_back(lease.call[0], lease.key, len(lease.key), lease.cost)
 
     def _refuse(self) -> None:

@@ -64,7 +64,6 @@ class Call(Structure):
         ("reset_us", c_int64),
         ("retry_after_us", c_int64),
         ("next_us", c_int64),
-        ("stamp_us", c_int64),
         ("charged", c_uint64),
     )
 

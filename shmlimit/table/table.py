@@ -205,8 +205,9 @@ class SharedTable:
         """Decides on several `(policy, key, cost)` at once: if one denies, none is charged.
 
         The denying ones say so and the others report what they would with nothing taken. The same policy and key twice
-        adds the costs up and gets the joint answer. Nothing is consumed but the time that giving back took; a
-        concurrent request may meanwhile be denied, and a `reset` that races a giving-back can grant the difference.
+        adds the costs up and gets the joint answer. A refusal consumes nothing, unless a
+        concurrent request on the same key has built on a charge before it was given back: then that stays. Such a
+        request may meanwhile be denied, and a `reset` that races a giving-back can grant the difference.
         Errors as for `take`.
         """
         joint = join(requests)

@@ -18,6 +18,7 @@ from shmlimit import ConfigError, FixedWindow, Gcra, Policy, SharedTable, Slidin
 from shmlimit.policies.bucket import Bucket
 from shmlimit.policies.requests import join
 from shmlimit.table import native
+from shmlimit.table.charges import Charges
 from shmlimit.table.prepared import numbers
 
 T0 = 1_767_225_600_000_000
@@ -124,9 +125,7 @@ int do_judge(struct call *c, uint64_t state, int64_t now_us, int64_t cost, uint6
     (void)CONTENDED, (void)siphash, (void)swap_pair, (void)raise_word, (void)expiry_us;
     return status == ANSWERED && c->allowed;
 }
-uint64_t do_give_back(struct call *c, uint64_t state, int64_t clock_us, int64_t cost) {
-    return give_back(c, state, clock_us, cost);
-}
+uint64_t do_give_back(struct call *c, uint64_t state, int64_t cost) { return give_back(c, state, cost); }
 """
 
 State = int
@@ -149,7 +148,7 @@ class Words:
         helper = ctypes.CDLL(str(library))
         self._judge, self._give_back = helper.do_judge, helper.do_give_back
         self._judge.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p]
-        self._give_back.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int64, ctypes.c_int64]
+        self._give_back.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int64]
         self._give_back.restype = ctypes.c_uint64
         self._policy = native.Policy(**numbers(policy)._asdict())
         self._call = native.Call(policy=ctypes.addressof(self._policy), now_us=-1)
@@ -160,9 +159,9 @@ class Words:
             return None
         return Outstanding(now_us, cost, self._to.value, state)
 
-    def give_back(self, state: State, charge: Outstanding, clock_us: int) -> State:
-        self._call.stamp_us, self._call.charged = charge.stamp_us, charge.wrote
-        return int(self._give_back(ctypes.addressof(self._call), state, clock_us, charge.cost))
+    def give_back(self, state: State, charge: Outstanding, _clock_us: int) -> State:
+        self._call.charged = charge.wrote
+        return int(self._give_back(ctypes.addressof(self._call), state, charge.cost))
 
 
 @pytest.fixture(scope="module")
@@ -234,16 +233,12 @@ def all_of_it(state: State, charge: Outstanding, _clock_us: int) -> State:
     return state - (charge.cost * 2_000 << 11)
 
 
-def all_since_its_stamp(state: State, charge: Outstanding, _clock_us: int) -> State:
-    return state - (charge.wrote - max(charge.before, 1 << 63 | charge.stamp_us << 11))
+def all_but_the_time_since(state: State, charge: Outstanding, clock_us: int) -> State:
+    tat_us = max(charge.before & ~(1 << 63), charge.stamp_us << 11) + (charge.cost * 2_000 << 11)
+    return state - max(0, min(tat_us - (clock_us << 11), state - (1 << 63)))
 
 
-def what_ran_out_too(state: State, charge: Outstanding, clock_us: int) -> State:
-    rest_us = charge.stamp_us + charge.cost * 2_000 - clock_us + 1_000
-    return state - (min(rest_us, charge.cost * 2_000) << 11) if rest_us > 0 else state
-
-
-@pytest.mark.parametrize("wrong", [all_of_it, all_since_its_stamp, what_ran_out_too], ids=lambda rule: rule.__name__)
+@pytest.mark.parametrize("wrong", [all_of_it, all_but_the_time_since], ids=lambda rule: rule.__name__)
 def test_other_rules_give_back_too_much(library: Path, wrong: GiveBack) -> None:
     """The same search finds a breach of each simpler rule, so that it would find one of ours."""
     assert next(breaches(SLOW, Words(library, SLOW), wrong, steps=6, tick_us=1_000), None) is not None
@@ -272,13 +267,30 @@ def test_given_back_after_a_commit_that_failed(table: SharedTable) -> None:
     assert table.stats()["allowed"] == 1
 
 
-def test_explicit_time_gives_back_only_what_nobody_built_on(table: SharedTable) -> None:
-    """Where the caller gave the time, a charge is given back only while its word is there."""
-    policy = TokenBucket(5, 10**6)
-    first = table.charge_all([(policy, b"k", 2)], T0)
-    first.give_back()
-    assert table.peek(policy, "k", now_us=T0).remaining == 5
-    second = table.charge_all([(policy, b"k", 2)], T0)
-    assert table.take(policy, "k", 1, now_us=T0).allowed
-    second.give_back()
-    assert table.peek(policy, "k", now_us=T0).remaining == 2
+def test_charge_that_was_built_on_stays(table: SharedTable) -> None:
+    """A bucket's charge is given back only while its word is there; a window's while its window is."""
+    bucket, window = TokenBucket(5, 10**6), FixedWindow(5, 10**6)
+    for policy, remaining in ((bucket, 2), (window, 4)):
+        first = table.charge_all([(policy, b"k", 2)], T0)
+        first.give_back()
+        assert table.peek(policy, "k", now_us=T0).remaining == 5
+        second = table.charge_all([(policy, b"k", 2)], T0)
+        assert table.take(policy, "k", 1, now_us=T0).allowed
+        second.give_back()
+        assert table.peek(policy, "k", now_us=T0).remaining == remaining
+
+
+def test_the_scarcest_limit_is_charged_first(table: SharedTable) -> None:
+    """One that denies after all is then the first, and nothing was charged that another could build on."""
+    charged: list[Policy] = []
+    ask = Charges._ask
+
+    def note(self: Charges, function: object, lease: object, cost: int) -> object:
+        if function is native.helper().charge:
+            charged.append(lease.policy)  # type: ignore[attr-defined]
+        return ask(self, function, lease, cost)  # type: ignore[arg-type]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Charges, "_ask", note)
+        table.take_all([(HOUR, "k", 1), (TokenBucket(100, 60), "k", 1), (MINUTE, "k", 1)])
+    assert charged == [MINUTE, HOUR, TokenBucket(100, 60)]
