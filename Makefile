@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # What the installed package is made from: when one of these is newer, it is installed (and built) again.
-SOURCES := pyproject.toml setup.py shmlimit/table/_table.c
+SOURCES := pyproject.toml setup.py $(wildcard shmlimit/table/*.[ch])
 
 .PHONY: serve test lint bench clean
 

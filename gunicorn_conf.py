@@ -11,5 +11,8 @@ _slots = os.environ.get("SHMLIMIT_SLOTS", "65536")
 if not _slots.isdecimal():
     raise SystemExit(f"SHMLIMIT_SLOTS must be a number of slots, such as 65536, not {_slots!r}")
 
+_name = os.environ.get("SHMLIMIT_NAME", "shmlimit-demo")
+_file = os.environ.get("SHMLIMIT_DB", f"{_name}.sqlite3")
+
 # Last: it wraps the hooks above it, and one below it would replace it.
-install(globals(), name=os.environ.get("SHMLIMIT_NAME", "shmlimit-demo"), slots=int(_slots))
+install(globals(), name=_name, slots=int(_slots), sqlite=_file)

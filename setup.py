@@ -29,6 +29,7 @@ setup(
         Extension(
             "shmlimit.table._table",
             sources=["shmlimit/table/_table.c"],
+            depends=["shmlimit/table/_memory.h", "shmlimit/table/_policies.h"],
             extra_compile_args=["-O2", "-std=c11", "-Wall", "-Wextra", "-fvisibility=hidden", *CX16],
         ),
     ],

@@ -14,12 +14,16 @@ from shmlimit.errors import (
     TableNotFoundError,
 )
 from shmlimit.guard import Guard
+from shmlimit.limiter import Limiter
 from shmlimit.notation import parse, parse_many
 from shmlimit.policies import (
     Decision,
+    FixedWindow,
     Gcra,
     Policy,
     Reservation,
+    SlidingCounter,
+    SlidingLog,
     State,
     TokenBucket,
     per_day,
@@ -35,13 +39,17 @@ __all__ = [
     "ConfigError",
     "ContentionError",
     "Decision",
+    "FixedWindow",
     "Gcra",
     "Guard",
     "LayoutError",
+    "Limiter",
     "Policy",
     "Reservation",
     "SharedTable",
     "ShmlimitError",
+    "SlidingCounter",
+    "SlidingLog",
     "State",
     "StoreError",
     "TableExistsError",

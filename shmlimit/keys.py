@@ -8,19 +8,40 @@ A key here is a callable that takes a falcon request (WSGI or ASGI), a WSGI envi
 
 What a request lacks is one explicit thing, chosen with `unknown=` or `missing=`: `"shared"` is one key for all such
 requests, `"deny"` and `"skip"` are the other two. No key here is ever `""`.
+
+A key with a true attribute `needs_route` is asked after routing where the adapter has a router (falcon): `route` has
+it, and what is composed of such a key. Set it on a callable of your own that uses `req.uri_template`.
 """
 
 from __future__ import annotations
 
 import enum
 import logging
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, overload
 
 from shmlimit.address import PRIVATE, Network, Networks, Resolver, header_name, networks, read, write
 from shmlimit.errors import ConfigError
+from shmlimit.policies.requests import key_bytes
 
-__all__ = ["DENY", "UNKNOWN", "ClientIp", "Deny", "Header", "Key", "address_key", "client_ip", "header"]
+__all__ = [
+    "DENY",
+    "UNKNOWN",
+    "ClientIp",
+    "Composed",
+    "Deny",
+    "Header",
+    "Key",
+    "Route",
+    "address_key",
+    "client_ip",
+    "compose",
+    "header",
+    "join",
+    "path",
+    "route",
+]
 
 logger = logging.getLogger("shmlimit")
 
@@ -49,6 +70,9 @@ _NOT_PUBLIC = networks(
 )
 _NAT64 = bytes.fromhex("0064ff9b") + bytes(8)
 _6TO4 = bytes.fromhex("2002")
+
+# How a key of `join` begins, or all of it where every part is missing.
+_JOINED = re.compile(r"-*(?:[0-9]+:|\Z)")
 
 # ASGI promises iterables, which may be readable only once (falcon's test client sends such): what isn't one of these is
 # read and put back for the application.
@@ -92,6 +116,21 @@ def _peer(carrier: dict[str, Any]) -> str | None:
             client = carrier["client"] = tuple(client)
         return client[0] if client else None
     return carrier.get("REMOTE_ADDR")
+
+
+def _method(request: Request, carrier: dict[str, Any]) -> str:
+    if request is not carrier:  # falcon's own: a middleware may have put another one there
+        return str(request.method)
+    return str(carrier.get("method", "GET") if "type" in carrier else carrier["REQUEST_METHOD"])
+
+
+def _path(carrier: dict[str, Any]) -> str:
+    """The whole decoded path, the same on WSGI and ASGI: with the mount point."""
+    if "type" in carrier:
+        return str(carrier["path"])
+    # PEP 3333: bytes of the path, each as a character of its own.
+    latin1: str = carrier.get("SCRIPT_NAME", "") + carrier.get("PATH_INFO", "")
+    return latin1.encode("latin-1").decode("utf-8", "replace") or "/"
 
 
 class _Field:
@@ -245,11 +284,12 @@ def client_ip(
 class Header:
     """The value of a header as a key. Made by `header`."""
 
-    __slots__ = ("_field", "_missing")
+    __slots__ = ("_field", "_missing", "needs_route")
 
     def __init__(self, name: str, missing: Key) -> None:
         self._field = _Field(name)
         self._missing = missing
+        self.needs_route = needs_route(missing)
 
     def __call__(self, request: Request) -> str | bytes | Deny | None:
         lines = self._field.lines(request, _carrier(request))
@@ -257,7 +297,7 @@ class Header:
         if not value:
             return self._missing(request)
         # APPSEC: nobody must be able to send the key of an address, or of all who have none, and spend its quota.
-        if value == UNKNOWN or value.startswith(("ip:", "net:", "header:")):
+        if value == UNKNOWN or value.startswith(("ip:", "net:", "header:")) or _JOINED.match(value):
             return "header:" + value
         return value
 
@@ -269,7 +309,7 @@ def header(name: str, missing: Literal["shared", "deny", "skip"] | Key = "shared
     Unless something in front of the application checks it, limit by address beside it, in a guard of its own.
 
     The value is the key as it was sent, but for one that looks like a key of this module (`unknown`, `ip:…`, `net:…`,
-    `header:…`), which gets `header:` in front.
+    `header:…`, `3:GET…`), which gets `header:` in front.
 
     `missing`: what a request without the header, or with an empty one, is: another key, usually `client_ip()`;
     `"shared"` gives all of them the one key `unknown`, `"deny"` answers 403, `"skip"` doesn't limit them.
@@ -283,3 +323,91 @@ def header(name: str, missing: Literal["shared", "deny", "skip"] | Key = "shared
     if not callable(missing):
         raise ConfigError(f'missing is {missing!r}: give "shared", "deny", "skip" or a key such as client_ip()')
     return Header(checked, missing)
+
+
+def path(request: Request) -> str:
+    """The key of method and path, the mount point included: `3:GET6:/items`.
+
+    **Whoever makes up paths gets a fresh quota with each of them**: `route` has one for a route, and one for all paths
+    that have none.
+    """
+    carrier = _carrier(request)
+    return join(_method(request, carrier), _path(carrier))
+
+
+class Route:
+    """Method and route template as a key: `route` is the one."""
+
+    __slots__ = ()
+
+    needs_route: Final = True
+
+    def __call__(self, request: Request) -> str:
+        try:
+            template: str | None = request.uri_template
+        except AttributeError:  # an environ or a scope
+            return path(request)
+        return join(str(request.method), template)
+
+
+route: Final = Route()
+"""The key of method and route template, `3:GET11:/items/{id}`: one for a route, whatever the paths.
+
+A falcon request without a template (a 404, a sink, a static route) has one fixed part instead, `3:GET-`, not the path
+that the client made up. An environ or a scope knows no template: there it is `path`, so with the WSGI and ASGI
+wrappers, which stand before any router, each path has a key of its own.
+"""
+
+
+class Composed:
+    """Several keys as one. Made by `compose`."""
+
+    __slots__ = ("_parts", "needs_route")
+
+    def __init__(self, parts: tuple[Key | str | bytes, ...]) -> None:
+        self._parts = parts
+        self.needs_route = any(map(needs_route, parts))
+
+    def __call__(self, request: Request) -> str | bytes | Deny:
+        found: list[str | bytes | None] = []
+        for part in self._parts:
+            value = part(request) if callable(part) else part
+            if isinstance(value, Deny):
+                return value
+            found.append(value)
+        return join(*found)
+
+
+def compose(*parts: Key | str | bytes) -> Composed:
+    """One key of several, which are other keys and fixed texts: `compose("login", client_ip(), header("x-user"))`.
+
+    Two of them are equal only where all parts are. A part that is `None` is kept as a missing one (it doesn't lift the
+    limit), and one that is `DENY` makes the whole `DENY`.
+
+    Errors: `ConfigError` without parts, and for a part that is neither a key nor a text.
+    """
+    if not parts:
+        raise ConfigError("compose needs parts: keys such as client_ip(), or texts")
+    for part in parts:
+        if not callable(part) and not isinstance(part, str | bytes):
+            raise ConfigError(f"a part of compose is a key such as client_ip(), or a text, not {part!r}")
+    return Composed(parts)
+
+
+@overload
+def join(*texts: str | None) -> str: ...
+@overload
+def join(*texts: str | bytes | None) -> str | bytes: ...
+def join(*texts: str | bytes | None) -> str | bytes:
+    """One key from texts, different for different texts: `join("a/b", None, "c")` is `3:a/b-1:c`.
+
+    Each has its length in front (in bytes, so that `str` and `bytes` are one key here as well), and a missing one is
+    `-`. The result is `bytes` if one of the texts is. Of no texts at all it is `""`, which guards refuse.
+    """
+    whole = b"".join([b"-" if text is None else b"%d:%b" % (len(raw := key_bytes(text)), raw) for text in texts])
+    return whole if any(isinstance(text, bytes) for text in texts) else whole.decode("utf-8", "surrogatepass")
+
+
+def needs_route(key: object) -> bool:
+    """Whether a key has to be asked after routing."""
+    return bool(getattr(key, "needs_route", False))

@@ -19,10 +19,14 @@ from typing import NamedTuple, NoReturn
 from shmlimit.errors import ConfigError
 from shmlimit.policies.base import DEFAULT_KIND, LIMIT_MAX, PERIOD_MAX_US, PERIOD_MIN_US, US_PER_S, Policy
 from shmlimit.policies.bucket import Bucket
+from shmlimit.policies.fixed_window import FixedWindow
 from shmlimit.policies.gcra import Gcra
+from shmlimit.policies.sliding_counter import SlidingCounter
+from shmlimit.policies.sliding_log import SlidingLog
 from shmlimit.policies.token_bucket import TokenBucket
 
-ALGORITHMS: dict[str, type[Policy]] = {cls.kind: cls for cls in (TokenBucket, Gcra)}
+_KINDS: tuple[type[Policy], ...] = (TokenBucket, Gcra, FixedWindow, SlidingLog, SlidingCounter)
+ALGORITHMS = {cls.kind: cls for cls in _KINDS}
 """The word in front, and what it makes. Only subclasses of `Bucket` take a burst."""
 
 UNITS = {"us": 1, "ms": 1_000}

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, Final, TypeAlias, TypeVar
 
 from shmlimit import fields
 from shmlimit.errors import ConfigError, StoreError
 from shmlimit.guard import Guard, KeyFunction, Verdict
-from shmlimit.keys import DENY, client_ip
-from shmlimit.policies.base import Decision
+from shmlimit.keys import DENY, client_ip, needs_route
+from shmlimit.limiter import check_policy, check_store
+from shmlimit.policies.base import Decision, Policy
 from shmlimit.stores.base import Store
 
 log = logging.getLogger("shmlimit")
@@ -28,7 +28,23 @@ Under gunicorn, add to the configuration file, as its last line:
     from shmlimit.adapters.gunicorn import install
     install(globals())
 
-For development and other servers, give the middleware a table: store=SharedTable.open("a-name")."""
+Under other servers give it a table, store=SharedTable.open("a-name"), and for development, in one process,
+store=MemoryStore() (from shmlimit.stores.memory)."""
+
+NO_FILE = """\
+The gunicorn hook keeps such policies in a SQLite file beside the table if it is given one: \
+install(globals(), sqlite="limits.sqlite3")"""
+
+FIRST: Final = 0
+ROUTED: Final = 1
+"""The two steps of a gate: before routing, and after it."""
+
+T = TypeVar("T")
+Trail: TypeAlias = "list[tuple[Guard, Decision]]"
+"""The guards that a request has passed, or been refused by, each with what its store decided."""
+
+Asked: TypeAlias = "tuple[Guard, tuple[Policy, str | bytes, int]]"
+"""A guard that applies, and what it charges: policy, key and cost."""
 
 _bound: Store | None = None
 
@@ -45,101 +61,178 @@ def bound_store() -> Store | None:
 
 
 class Gate:
-    """One guard, its key and its store: `check` (or `acheck`) turns the facts of a request into a verdict.
+    """Guards, their keys and their store: `check` (or `acheck`) turns the facts of a request into a verdict.
+
+    All guards that apply to a request are decided in one step, all or nothing. Where the adapter has a router
+    (`routed=True`), those whose key needs the route are a second such step, `ROUTED`, after the first. A `trail`
+    collects what was decided, and the fields of a verdict are those of all its guards, in their order here.
 
     Without a store of its own it takes the bound one at the first request that is limited, not before: with gunicorn's
     `--preload` the application is made before the table is.
     """
 
-    __slots__ = ("_atake", "_failures", "_guard", "_key", "_store")
+    __slots__ = ("_atake", "_atake_all", "_failures", "_guards", "_steps", "_store", "routed")
 
-    def __init__(self, guards: tuple[Guard, ...], store: Store | None, key: KeyFunction | None) -> None:
-        for guard in guards:
-            if not isinstance(guard, Guard):
-                raise ConfigError(f'expected a guard, such as Guard("per-ip", "10/minute"), not {guard!r}')
-        if not guards:
-            raise ConfigError('nothing is limited without a guard: give one, such as Guard("per-ip", "10/minute")')
-        if len(guards) > 1:
-            raise ConfigError(
-                f"one guard, not {len(guards)}: several limits for one request must be charged all or nothing, or a "
-                "request that one of them refuses still uses up the others, and this version can't do that yet"
-            )
+    def __init__(
+        self, guards: tuple[Guard, ...], store: Store | None, key: KeyFunction | None, *, routed: bool = False
+    ) -> None:
+        _check_guards(guards)
         if key is not None and not callable(key):
             raise ConfigError(f"key must be a callable of the request, such as keys.client_ip(), not {key!r}")
-        self._guard = guards[0]
-        self._key: KeyFunction = self._guard.key or key or client_ip()
+        key = key or client_ip()
+        keyed = [(guard, guard.key or key) for guard in guards]
+        later = [pair for pair in keyed if routed and needs_route(pair[1])]
+        self._guards = guards
+        self._steps = [pair for pair in keyed if pair not in later], later
+        self.routed = bool(later)
         self._failures = 0
         self._store: Store | None = None
-        self._atake: Callable[..., Awaitable[Decision]] | None = None
+        self._atake: Callable[..., Awaitable[Decision]]
+        self._atake_all: Callable[..., Awaitable[list[Decision]]]
         if store is not None:
             self._use(store)
 
-    def check(self, method: str, path: str, request: Any) -> Verdict:
-        """The verdict; `path` is decoded and without the mount point, `request` is what the key callable gets."""
-        key = self._who(method, path, request)
-        if key is None:
-            return PASS
-        if key is DENY:
-            return DENIED
+    def check(self, method: str, path: str, request: Any, trail: Trail | None = None, step: int = FIRST) -> Verdict:
+        """The verdict; `path` is decoded and without the mount point, `request` is what the key callables get."""
+        asked = self._who(method, path, request, step)
+        if isinstance(asked, Verdict):
+            return asked
         store = self._use(_bound) if self._store is None else self._store
         try:
-            decision = store.take(self._guard.policy, key, self._guard.units(request))
-        except StoreError as error:
-            return self._failed(error)
-        if self._failures:
-            self._recovered()
-        return self._guard.enforce(decision, time.time_ns() // 1000)
-
-    async def acheck(self, method: str, path: str, request: Any) -> Verdict:
-        """`check` for an event loop: through the store's `atake`, or in a thread where it has none."""
-        key = self._who(method, path, request)
-        if key is None:
-            return PASS
-        if key is DENY:
-            return DENIED
-        store = self._use(_bound) if self._store is None else self._store
-        units = self._guard.units(request)
-        try:
-            if self._atake is not None:
-                decision = await self._atake(self._guard.policy, key, units)
+            if len(asked) == 1:
+                decisions = [store.take(*asked[0][1])]
             else:
-                decision = await asyncio.to_thread(store.take, self._guard.policy, key, units)
+                decisions = store.take_all([charge for _, charge in asked])
         except StoreError as error:
-            return self._failed(error)
+            return self._failed(error, asked)
+        return self._verdict(asked, decisions, trail, step)
+
+    async def acheck(
+        self, method: str, path: str, request: Any, trail: Trail | None = None, step: int = FIRST
+    ) -> Verdict:
+        """`check` for an event loop: through the store's coroutines, or in a thread where it has none."""
+        asked = self._who(method, path, request, step)
+        if isinstance(asked, Verdict):
+            return asked
+        if self._store is None:
+            self._use(_bound)
+        try:
+            if len(asked) == 1:
+                decisions = [await self._atake(*asked[0][1])]
+            else:
+                decisions = await self._atake_all([charge for _, charge in asked])
+        except StoreError as error:
+            return self._failed(error, asked)
+        return self._verdict(asked, decisions, trail, step)
+
+    def _who(self, method: str, path: str, request: Any, step: int) -> list[Asked] | Verdict:
+        """The guards that apply, each with what it charges, or the verdict where no store is asked."""
+        asked = []
+        last = who = None
+        for guard, key in self._steps[step]:
+            if guard.exempt(method, path):
+                continue
+            if key is not last:  # PERF: guards side by side often share a key
+                last, who = key, key(request)
+            if who is not None:
+                guard.check_key(who)
+                if who is DENY:
+                    return DENIED
+                asked.append((guard, (guard.policy, who, guard.units(request))))
+        return asked or PASS
+
+    def _verdict(self, asked: list[Asked], decisions: list[Decision], trail: Trail | None, step: int) -> Verdict:
         if self._failures:
             self._recovered()
-        return self._guard.enforce(decision, time.time_ns() // 1000)
-
-    def _who(self, method: str, path: str, request: Any) -> Any:
-        """The key, `DENY`, or `None` for a request that isn't limited."""
-        guard = self._guard
-        if guard.exempt(method, path):
-            return None
-        key = self._key(request)
-        if key is not None:
-            guard.check_key(key)
-        return key
+        if len(asked) == 1:  # PERF: nearly every request; what is below takes three times as long.
+            entries, allowed = [(asked[0][0], decisions[0])], decisions[0].allowed
+        else:
+            entries = [(guard, decision) for (guard, _), decision in zip(asked, decisions, strict=True)]
+            allowed = all(decisions)
+        if trail is not None:
+            trail += entries
+            if step == ROUTED:
+                trail.sort(key=lambda entry: self._guards.index(entry[0]))
+            entries = trail
+        now_us = time.time_ns() // 1000
+        if allowed:
+            return Verdict(None, fields.response_fields(entries, now_us))
+        return Verdict(*fields.too_many(entries, now_us))
 
     def _use(self, store: Store | None) -> Store:
         if store is None:
             raise ConfigError(UNBOUND)
-        if not callable(getattr(store, "take", None)):
-            raise ConfigError(f'store must be a store, such as SharedTable.open("a-name"), not {store!r}')
-        if not store.supports(self._guard.policy):
-            store.peek(self._guard.policy, "")  # a store's own error says which bound it is
-            raise ConfigError(f"{type(store).__name__} can't run the policy of {self._guard!r}: choose another one")
-        self._atake = getattr(store, "atake", None)
+        check_store(store)
+        if max(map(len, self._steps)) > 1 and not callable(getattr(store, "take_all", None)):
+            raise ConfigError(
+                f"{type(store).__name__} has no take_all, so it can't decide {_names(self._guards)} all or nothing: "
+                "give one guard, or a store that has it"
+            )
+        for guard in self._guards:
+            check_policy(store, guard.policy, repr(guard), NO_FILE if store is _bound else "Choose another one")
+        self._atake = getattr(store, "atake", None) or _threaded(store.take)
+        if callable(getattr(store, "take_all", None)):
+            self._atake_all = getattr(store, "atake_all", None) or _threaded(store.take_all)
         self._store = store
         return store
 
-    def _failed(self, error: StoreError) -> Verdict:
+    def _failed(self, error: StoreError, asked: list[Asked]) -> Verdict:
         """The verdict without a decision. Logged when failures begin and when they end, not once a request."""
+        fail_open = all(guard.fail_open for guard, _ in asked)
         if not self._failures:
-            meanwhile = "requests pass unlimited" if self._guard.fail_open else "requests are answered with 503"
-            log.error("guard %r: the store failed (%s); %s until it answers again", self._guard.name, error, meanwhile)
+            meanwhile = "requests pass unlimited" if fail_open else "requests are answered with 503"
+            log.error("%s: the store failed (%s); %s until it answers again", _names(self._guards), error, meanwhile)
         self._failures += 1
-        return PASS if self._guard.fail_open else UNAVAILABLE
+        return PASS if fail_open else UNAVAILABLE
 
     def _recovered(self) -> None:
-        log.warning("guard %r: the store answers again, after %d requests", self._guard.name, self._failures)
+        log.warning("%s: the store answers again, after %d requests", _names(self._guards), self._failures)
         self._failures = 0
+
+
+def _check_guards(guards: Sequence[Guard]) -> None:
+    """Raise `ConfigError` for what isn't one guard or several, each with a name of its own."""
+    names: set[str] = set()
+    for guard in guards:
+        if not isinstance(guard, Guard):
+            raise ConfigError(f'expected a guard, such as Guard("per-ip", "10/minute"), not {guard!r}')
+        if guard.name.lower() in names:
+            raise ConfigError(
+                f"two guards are named {guard.name!r} (letter case doesn't matter): clients tell them apart by it"
+            )
+        names.add(guard.name.lower())
+    if not names:
+        raise ConfigError('nothing is limited without a guard, such as Guard("per-ip", "10/minute")')
+
+
+def _threaded(method: Callable[..., T]) -> Callable[..., Awaitable[T]]:
+    """The method as a coroutine, in a thread."""
+    import asyncio  # late: 30 ms that only async servers need
+
+    return lambda *args: asyncio.to_thread(method, *args)
+
+
+def families(fields: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """How the names (in lower case) of an application's headers begin that give way to these fields.
+
+    All `RateLimit…` where there is one of them, so that a response has one generation; likewise `X-RateLimit…`.
+    Everything else, `Retry-After` too, is the application's.
+    """
+    return tuple({"x-ratelimit" if name.startswith("X-") else "ratelimit" for name, _ in fields})
+
+
+def wrapped(app: T) -> T:
+    """The application that a wrapper was given; `ConfigError` if that came first which comes second."""
+    if not callable(app):
+        raise ConfigError(f"the application comes first: RateLimit(app, guard), not {app!r}")
+    return app
+
+
+def below_mount(path: str, root: str) -> str:
+    """The path below the mount point, which ASGI leaves in the path and WSGI does not."""
+    root = root.rstrip("/")
+    return (path[len(root) :] or "/") if root and f"{path}/".startswith(f"{root}/") else path
+
+
+def _names(guards: Sequence[Guard]) -> str:
+    return ("guard " if len(guards) == 1 else "guards ") + ", ".join([repr(guard.name) for guard in guards])

@@ -98,6 +98,7 @@ class Policy(ABC):
     """
 
     kind: ClassVar[str]
+    _fields: ClassVar[tuple[str, ...]]
     limit: int
     period_us: int
     _hash: int
@@ -163,6 +164,18 @@ class Policy(ABC):
         A state of another shape is returned as it is: it counts as fresh at any time.
         """
 
+    def _own(self, state: object, now_us: int) -> State:
+        """`state` itself, or a fresh one for `None` and for a state of another shape."""
+        return state if self._is_own(state) else self.fresh(now_us)
+
+    def _is_own(self, state: object) -> TypeGuard[State]:
+        """Whether `state` is of this kind, with an integer in each of `_fields`; a `bool` or a `float` is none."""
+        return (
+            isinstance(state, Mapping)
+            and state.get("kind") == self.kind
+            and all(type(state.get(name)) is int for name in self._fields)
+        )
+
     def simulate(self, requests: Iterable[tuple[int, int]]) -> list[Decision]:
         """The decisions for a history of `(now_us, cost)` on one key that starts fresh."""
         decisions: list[Decision] = []
@@ -220,12 +233,3 @@ def period_text(period_us: int) -> str:
     size, one, suffix = next(unit for unit in UNITS if period_us % unit[0] == 0)
     count = period_us // size
     return one if count == 1 else f"{count}{suffix}"
-
-
-def has_shape(state: object, kind: str, fields: Iterable[str]) -> TypeGuard[State]:
-    """Whether `state` is of `kind` with an integer in each of `fields`; a `bool` or a `float` is none."""
-    return (
-        isinstance(state, Mapping)
-        and state.get("kind") == kind
-        and all(type(state.get(name)) is int for name in fields)
-    )

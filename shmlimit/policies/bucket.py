@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeGuard
+from typing import Any
 
 from shmlimit.errors import ConfigError
 from shmlimit.policies.base import (
@@ -25,7 +25,6 @@ from shmlimit.policies.base import (
     State,
     check_cost,
     check_int,
-    has_shape,
     period_to_us,
 )
 
@@ -42,7 +41,6 @@ class Bucket(Policy):
     period_us: int
     burst: int
 
-    _fields: ClassVar[tuple[str, ...]]
     __hash__ = Policy.__hash__  # or the dataclass would put one of its own, which is made anew at each call
 
     def __init__(self, limit: int, period: Period, burst: int | None = None) -> None:
@@ -101,13 +99,6 @@ class Bucket(Policy):
     def _up(self, units: int) -> int:
         """Units as microseconds, rounded up."""
         return -(-units // self.limit)
-
-    def _own(self, state: State | None, now_us: int) -> State:
-        """`state` itself, or a fresh one for `None` and for a state of another shape."""
-        return state if self._is_own(state) else self.fresh(now_us)
-
-    def _is_own(self, state: object) -> TypeGuard[State]:
-        return has_shape(state, self.kind, self._fields)
 
     @abstractmethod
     def _used(self, state: State, now_us: int) -> int:

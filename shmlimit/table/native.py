@@ -1,8 +1,8 @@
 """The C helper through ctypes: its structures, its signatures, and which library is loaded.
 
-SAFETY: the calls of the hot path (`take`, `peek`, `reset`) are undeclared, since converting declared arguments costs
-more than the decision. ctypes then cuts integers to 32 bits without a word and takes any object as a pointer: callers
-check key, cost and length first (see table.py).
+SAFETY: the calls that decide (`take`, `peek`, `charge`, `give_back`, `reset`) are undeclared, since converting declared
+arguments costs more than the decision. ctypes then cuts integers to 32 bits without a word and takes any object as a
+pointer: callers check key, cost and length first (see table.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from shmlimit.errors import StoreError
 
-ABI = 1
+ABI = 2
 LIBRARY = Path(__file__).with_name("_table.so")
 
 # What `take` and `peek` return: the answer lies in `struct call`, for NEVER without a wait; below 0 there is none.
@@ -38,7 +38,9 @@ class Policy(Structure):
     _fields_ = (
         ("table", c_void_p),
         ("key", c_uint64 * 2),
+        ("kind", c_int64),
         ("quota", c_int64),
+        ("period_us", c_int64),
         ("denominator", c_int64),
         ("interval", c_int64),
         ("tolerance", c_int64),
@@ -56,18 +58,20 @@ class Call(Structure):
         ("policy", c_void_p),
         ("now_us", c_int64),
         ("allowed", c_uint8),
+        ("no_room", c_uint8),
         ("limit", c_int64),
         ("remaining", c_int64),
         ("reset_us", c_int64),
         ("retry_after_us", c_int64),
         ("next_us", c_int64),
+        ("charged", c_uint64),
     )
 
 
 class Helper:
     """The loaded library.
 
-    `take`, `peek` and `reset` hold the GIL (`PyDLL`): giving it away costs more than the half microsecond they take.
+    What decides holds the GIL (`PyDLL`): giving it away costs more than the half microsecond they take.
     `count_live` looks at every slot, so it lets other threads run (`CDLL`).
     """
 
@@ -91,6 +95,9 @@ class Helper:
         self.take = fast.shmlimit_take
         self.peek = fast.shmlimit_peek
         self.reset = fast.shmlimit_reset
+        self.charge = fast.shmlimit_charge
+        self.give_back = fast.shmlimit_give_back
+        self.count = _declare(fast.shmlimit_count, None, POINTER(Table), c_int, c_int, c_int)
         self.clock_offset_us = _declare(fast.shmlimit_clock_offset_us, c_int64)
         self.now_us = _declare(fast.shmlimit_now_us, c_int64, POINTER(Table))
         self.subkey = _declare(fast.shmlimit_subkey, None, POINTER(Policy), c_char_p, c_int)

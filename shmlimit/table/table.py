@@ -9,13 +9,16 @@ import struct
 import warnings
 import weakref
 from collections import deque
+from collections.abc import Iterable
 from mmap import mmap
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shmlimit.errors import ContentionError, LayoutError, StoreError
 from shmlimit.policies.base import Decision, Policy, check_cost
+from shmlimit.policies.requests import Request, join, key_bytes
 from shmlimit.table import layout, native
-from shmlimit.table.prepared import check_fit, gcra_numbers, identity, misfit
+from shmlimit.table.charges import Charges
+from shmlimit.table.prepared import check_fit, identity, misfit, numbers
 from shmlimit.table.segment import Segment, open_segment
 
 if TYPE_CHECKING:
@@ -28,14 +31,15 @@ NOW_MAX_US = 4_133_980_800_000_000  # 2101-01-01: with the longest refill on top
 # Of keys and costs: above every quota, within a C int, and (PERF) one digit of a Python integer, compared in line.
 _INT_MAX = 2**30 - 1
 _IDS_MAX = 1024
-_unpack = struct.Struct("@?5q").unpack  # of struct call, from `allowed` on
+_ANSWER = struct.Struct("@?5q")  # of struct call, from `allowed` on
+_unpack = _ANSWER.unpack
 _new_decision = tuple.__new__
 
 
-_Call: TypeAlias = tuple[Any, memoryview, native.Call]
+Call: TypeAlias = tuple[Any, memoryview, native.Call]
 """For one call at a time: its prepared argument, a view of its answer, and the structure (which keeps all mapped)."""
 
-_Pool: TypeAlias = deque[_Call]
+Pool: TypeAlias = deque[Call]
 
 
 class SharedTable:
@@ -43,8 +47,9 @@ class SharedTable:
 
     Made by `create`, `attach` or `open`, not by the constructor. All processes that open the same name, or inherit the
     object by fork, share exact limits: no key is ever allowed more than its policy says, whatever is interleaved,
-    killed or stopped. It keeps `TokenBucket` and `Gcra` (both run as GCRA). One call takes about a microsecond, never
-    waits, and a refusal writes nothing shared. Objects may be used by any number of threads.
+    killed or stopped. It keeps `TokenBucket` and `Gcra` (both run as GCRA), `FixedWindow` and `SlidingCounter`.
+    One call takes about a microsecond, never waits, and a refusal writes nothing shared. Objects may be used by any
+    number of threads.
     """
 
     def __init__(self, segment: Segment) -> None:
@@ -53,10 +58,10 @@ class SharedTable:
         self._take, self._peek, self._reset = helper.take, helper.peek, helper.reset
         # A pool of spare calls per policy. A call is popped for the time of one decision, so no two threads (nor a
         # signal handler within one) share an answer; `threading.local` would not keep the handler out.
-        self._pools: dict[Policy, _Pool] = {}
+        self._pools: dict[Policy, Pool] = {}
         # PERF: the pools once more, by the id of the policy object: a policy's hash is a Python call (60 ns). An id is
         # never another object's, since the entry keeps this one alive.
-        self._by_id: dict[int, tuple[Policy, _Pool]] = {}
+        self._by_id: dict[int, tuple[Policy, Pool]] = {}
         self._slots = layout.read_slots(segment.name, segment.mapping)
         self._open_as: tuple[Segment, native.Table] | None = segment, _place(segment.mapping, self._slots)
         self._choose_lane()
@@ -161,9 +166,9 @@ class SharedTable:
             try:
                 key = key.encode()
             except UnicodeEncodeError:
-                key = _key_bytes(key)
+                key = key_bytes(key)
         elif type(key) is not bytes:
-            key = _key_bytes(key)
+            key = key_bytes(key)
         size = len(key)
         # SAFETY: undeclared ctypes integers are cut to 32 bits without a word.
         if now_us is not None or type(cost) is not int or cost < 0 or cost > _INT_MAX or size > _INT_MAX:
@@ -188,7 +193,7 @@ class SharedTable:
 
     def reset(self, policy: Policy, key: str | bytes) -> bool:
         """Forgets the key's state, so that its whole quota is there again; whether it had a live one."""
-        key = _key_bytes(key)
+        key = key_bytes(key)
         pool, call = self._borrow(policy)
         status: int = self._reset(call[0], key, _size(key))
         pool.append(call)
@@ -196,10 +201,30 @@ class SharedTable:
             raise self._failure(status)
         return bool(status)
 
+    def take_all(self, requests: Iterable[Request], *, now_us: int | None = None) -> list[Decision]:
+        """Decides on several `(policy, key, cost)` at once: if one denies, none is charged.
+
+        The denying ones say so and the others report what they would with nothing taken. The same policy and key twice
+        adds the costs up and gets the joint answer. A refusal consumes nothing, unless a
+        concurrent request on the same key has built on a charge before it was given back: then that stays. Such a
+        request may meanwhile be denied, and a `reset` that races a giving-back can grant the difference.
+        Errors as for `take`.
+        """
+        joint = join(requests)
+        charges = self.charge_all(joint.requests, now_us)
+        if charges.stands:
+            charges.keep()
+        return joint.spread(charges.decisions)
+
+    def charge_all(self, requests: list[tuple[Policy, bytes, int]], now_us: int | None = None) -> Charges:
+        """Charges that can still be given back, for a store that has to decide on more than the table has."""
+        now_us = None if now_us is None else _check_now(now_us)
+        return Charges(self, [(policy, key, min(cost, _INT_MAX)) for policy, key, cost in requests], now_us)
+
     @staticmethod
     def supports(policy: Policy) -> bool:
-        """Whether the table can keep `policy`: a bucket that refills within ten years, and whose interval is fine
-        enough for 1/2048 µs (or exact).
+        """Whether the table can keep `policy`: buckets that refill within ten years; fixed windows to a limit of
+        524,287, or 10**9 from 4 s on; sliding counters to 511, or 16,383 from 1 s on; windows to 366 days.
         """
         return misfit(policy) is None
 
@@ -210,6 +235,10 @@ class SharedTable:
     async def apeek(self, policy: Policy, key: str | bytes, cost: int = 0, *, now_us: int | None = None) -> Decision:
         """`peek`, which never blocks."""
         return self.peek(policy, key, cost, now_us=now_us)
+
+    async def atake_all(self, requests: Iterable[Request], *, now_us: int | None = None) -> list[Decision]:
+        """`take_all`, which never blocks."""
+        return self.take_all(requests, now_us=now_us)
 
     async def areset(self, policy: Policy, key: str | bytes) -> bool:
         """`reset`, which never blocks."""
@@ -246,16 +275,20 @@ class SharedTable:
     # ---- inside ------------------------------------------------------------------------------------------------------
 
     def _decide(self, function: Any, policy: Policy, key: str | bytes, cost: int, now_us: int | None) -> Decision:
-        key = _key_bytes(key)
+        key = key_bytes(key)
         cost = min(check_cost(cost), _INT_MAX)  # above every quota: denied for good
         now = -1 if now_us is None else _check_now(now_us)
         pool, call = self._borrow(policy)
-        argument, answer, structure = call
-        structure.now_us = now
-        status = function(argument, key, _size(key), cost)
-        values = _unpack(answer)
-        structure.now_us = -1
-        pool.append(call)
+        call[2].now_us = now
+        try:
+            return self._ask(function, call, key, cost)
+        finally:
+            call[2].now_us = -1
+            pool.append(call)
+
+    def _ask(self, function: Any, call: Call, key: bytes, cost: int) -> Decision:
+        status = function(call[0], key, _size(key), cost)
+        values = _unpack(call[1])
         return self._unusual(status, values) if status else _new_decision(Decision, values)
 
     def _unusual(self, status: int, values: tuple[Any, ...]) -> Decision:
@@ -269,11 +302,11 @@ class SharedTable:
             return ContentionError(f"the table {self.name!r} lost thousands of swaps in one call; nothing was charged")
         return LayoutError(
             f"the table {self.name!r} is corrupt (remove it: python -m shmlimit rm {self.name})",
-            found="a state of another policy's kind",
-            expected="GCRA",
+            found="a state of another kind",
+            expected="one of its policy's",
         )
 
-    def _borrow(self, policy: Policy) -> tuple[_Pool, _Call]:
+    def _borrow(self, policy: Policy) -> tuple[Pool, Call]:
         """A spare call for `policy` (made where there is none) and the pool that it is to be given back to."""
         pool = self._pools.get(policy)
         if pool is None:
@@ -288,22 +321,16 @@ class SharedTable:
         except IndexError:
             return pool, self._make_call(policy)
 
-    def _make_call(self, policy: Policy) -> _Call:
+    def _make_call(self, policy: Policy) -> Call:
         _, table = self._opened()
-        numbers = gcra_numbers(policy.limit, policy.period_us)
-        prepared = native.Policy(
-            table=ctypes.addressof(table),
-            quota=policy.quota,
-            denominator=numbers.denominator,
-            interval=numbers.interval,
-            tolerance=policy.quota * numbers.interval,
-        )
+        prepared = native.Policy(table=ctypes.addressof(table), **numbers(policy)._asdict())
         prepared.keep = table
         text = identity(policy)
         native.helper().subkey(prepared, text, len(text))
         call = native.Call(policy=ctypes.addressof(prepared), now_us=-1)
         call.keep = prepared
-        answer = memoryview(call).cast("B")[native.Call.allowed.offset :]
+        begin = native.Call.allowed.offset
+        answer = memoryview(call).cast("B")[begin : begin + _ANSWER.size]
         return ctypes.byref(call), answer, call
 
 
@@ -314,16 +341,6 @@ def _place(mapping: mmap, slots: int) -> native.Table:
     place = native.Table(header=base, slots=base + layout.HEADER_BYTES, buckets=slots // layout.BUCKET_SLOTS)
     place.keep = anchor
     return place
-
-
-def _key_bytes(key: str | bytes) -> bytes:
-    """The key's bytes: a `str` is its UTF-8, so `"a"` and `b"a"` are one key."""
-    if isinstance(key, str):
-        # Half of a surrogate pair has no UTF-8, but a key that a client made up must not raise.
-        return key.encode("utf-8", "surrogatepass")
-    if isinstance(key, bytes):
-        return bytes(key)
-    raise TypeError(f"a key is str or bytes, not {type(key).__name__}")
 
 
 def _size(key: bytes) -> int:

@@ -4,6 +4,7 @@ import functools
 import hashlib
 import logging
 import os
+import runpy
 import subprocess
 import sys
 import types
@@ -15,9 +16,11 @@ from typing import Any
 import pytest
 from gunicorn.config import Config
 
+from shmlimit import SharedTable, parse
 from shmlimit.adapters import _gate
 from shmlimit.adapters import gunicorn as hook
 from shmlimit.errors import ConfigError, StoreError
+from shmlimit.stores.local import LocalStore
 
 ROOT = Path(__file__).parents[2]
 FILE = "/srv/app/gunicorn.conf.py"
@@ -45,12 +48,12 @@ class Hooks:
 
 
 @pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """What was opened, instead of tables."""
-    tables: list[tuple[str, int]] = []
+    tables: list[tuple[Any, ...]] = []
 
-    def fake_open(name: str, slots: int) -> Any:
-        tables.append((name, slots))
+    def fake_open(name: str, slots: int, sqlite: str | None) -> Any:
+        tables.append((name, slots) if sqlite is None else (name, slots, sqlite))
         return types.SimpleNamespace(name=name)
 
     calls.clear()
@@ -75,7 +78,7 @@ def load(namespace: dict[str, Any]) -> Config:
     return config
 
 
-def test_install_opens_nothing(opened: list[tuple[str, int]], server: Any) -> None:
+def test_install_opens_nothing(opened: list[tuple[Any, ...]], server: Any) -> None:
     """The table is opened and bound in when_ready, not when the file is read, and by the name and size given."""
     namespace: dict[str, Any] = {}
     hook.install(namespace, name="a", slots=128)
@@ -86,7 +89,7 @@ def test_install_opens_nothing(opened: list[tuple[str, int]], server: Any) -> No
     assert _gate.bound_store() == types.SimpleNamespace(name="a")
 
 
-def test_only_two_names_are_set(opened: list[tuple[str, int]]) -> None:
+def test_only_two_names_are_set(opened: list[tuple[Any, ...]]) -> None:
     """Nothing but the two hooks gets into the user's configuration, so no other setting changes."""
     namespace: dict[str, Any] = {"workers": 3}
     hook.install(namespace, name="a")
@@ -104,7 +107,7 @@ def test_only_two_names_are_set(opened: list[tuple[str, int]]) -> None:
     ],
     ids=["function", "partial", "method", "object", "text"],
 )
-def test_hooks_of_the_user_are_kept(opened: list[tuple[str, int]], server: Any, user_hook: Any, label: str) -> None:
+def test_hooks_of_the_user_are_kept(opened: list[tuple[Any, ...]], server: Any, user_hook: Any, label: str) -> None:
     """Whatever gunicorn takes for a hook runs as before, when_ready with the table in place."""
     namespace = {"when_ready": user_hook, "on_reload": user_hook}
     hook.install(namespace, name="a")
@@ -120,13 +123,13 @@ def test_hooks_of_the_user_are_kept(opened: list[tuple[str, int]], server: Any, 
     "user_hook",
     [lambda: None, lambda *_: None, lambda _a, _b: None, 7, None, "nodots", "no.such.module", "hook_module.no"],
 )
-def test_hooks_that_gunicorn_refuses_are_refused(opened: list[tuple[str, int]], name: str, user_hook: Any) -> None:
+def test_hooks_that_gunicorn_refuses_are_refused(opened: list[tuple[Any, ...]], name: str, user_hook: Any) -> None:
     """A hook of another arity, or one that isn't there, is a ConfigError that names it."""
     with pytest.raises(ConfigError, match=name):
         hook.install({name: user_hook}, name="a")
 
 
-def test_a_file_that_is_read_again(opened: list[tuple[str, int]], server: Any) -> None:
+def test_a_file_that_is_read_again(opened: list[tuple[Any, ...]], server: Any) -> None:
     """HUP runs the file again: nothing is opened again, and each hook runs once."""
     namespace: dict[str, Any] = {}
     for _ in range(3):  # the start and two reloads, each with a new namespace
@@ -138,7 +141,7 @@ def test_a_file_that_is_read_again(opened: list[tuple[str, int]], server: Any) -
     assert (opened, calls) == ([("a", 65536)], ["ready after", "reload after"])
 
 
-def test_installed_twice_in_one_namespace(opened: list[tuple[str, int]], server: Any) -> None:
+def test_installed_twice_in_one_namespace(opened: list[tuple[Any, ...]], server: Any) -> None:
     """A file that imports another's names and installs again has one table, the last, and each hook runs once."""
     namespace: dict[str, Any] = {"when_ready": functools.partial(record, "ready")}
     hook.install(namespace, name="base")
@@ -152,7 +155,7 @@ def test_a_warning_while_opening_is_logged(
 ) -> None:
     """A table of another size is used, and the server's log says so: a daemon has no standard error."""
 
-    def open_with_a_warning(name: str, slots: int) -> Any:
+    def open_with_a_warning(name: str, slots: int, sqlite: str | None) -> Any:
         warnings.warn("64 slots, not 128", RuntimeWarning, stacklevel=2)
         return types.SimpleNamespace(name=name)
 
@@ -165,7 +168,7 @@ def test_a_warning_while_opening_is_logged(
 
 @pytest.mark.parametrize(("name", "slots"), [("a", 256), ("b", 128)])
 def test_a_change_at_reload_is_a_warning(
-    opened: list[tuple[str, int]], server: Any, caplog: pytest.LogCaptureFixture, name: str, slots: int
+    opened: list[tuple[Any, ...]], server: Any, caplog: pytest.LogCaptureFixture, name: str, slots: int
 ) -> None:
     """Another name or size at HUP is not used, and the log says that it takes a restart."""
     first: dict[str, Any] = {}
@@ -184,7 +187,62 @@ def test_a_change_at_reload_is_a_warning(
     ]
 
 
-def test_installed_by_a_reload(opened: list[tuple[str, int]], server: Any, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(("before", "after"), [(None, "b.sqlite3"), ("a.sqlite3", "b.sqlite3"), ("a.sqlite3", None)])
+def test_another_file_at_reload_is_a_warning(
+    opened: list[tuple[Any, ...]], server: Any, caplog: pytest.LogCaptureFixture, before: Any, after: Any
+) -> None:
+    """Another file at HUP is not used either, and the log says so."""
+    first: dict[str, Any] = {}
+    hook.install(first, name="a", slots=128, sqlite=before)
+    load(first).when_ready(server)
+    load(first).on_reload(server)
+    assert caplog.records == []
+    second: dict[str, Any] = {}
+    hook.install(second, name="a", slots=128, sqlite=after)
+    load(second).on_reload(server)
+    assert len(opened) == 1
+    old, new = (f" and the file {file!r}" if file else "" for file in (before, after))
+    assert [record.getMessage() for record in caplog.records] == [
+        f"shmlimit: the table stays 'a' with 128 slots{old}; restart the server to use 'a' with 128 slots{new}"
+    ]
+
+
+@pytest.mark.parametrize("sqlite", ["limits.sqlite3", Path("limits.sqlite3")], ids=["text", "path"])
+def test_a_file_beside_the_table(
+    name: str, server: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sqlite: Any
+) -> None:
+    """With `sqlite` the bound store has all policies; the file is made by the first decision that needs it, where the
+    server works, and stays there when the application goes elsewhere.
+    """
+    monkeypatch.setattr(hook, "_running", None)
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, Any] = {}
+    hook.install(namespace, name=name, slots=64, sqlite=sqlite)
+    load(namespace).when_ready(server)
+    store = _gate.bound_store()
+    assert isinstance(store, LocalStore)
+    monkeypatch.chdir("/")
+    try:
+        assert store.take(parse("5/minute"), "k").remaining == 4
+        assert list(tmp_path.iterdir()) == []
+        assert store.take(parse("sliding-log 5/minute"), "k").remaining == 4
+        assert (tmp_path / "limits.sqlite3").exists()
+    finally:
+        store.close()
+
+
+def test_without_a_file_the_table_is_the_store(name: str, server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of SQLite is there that nobody asked for."""
+    monkeypatch.setattr(hook, "_running", None)
+    namespace: dict[str, Any] = {}
+    hook.install(namespace, name=name, slots=64)
+    load(namespace).when_ready(server)
+    store = _gate.bound_store()
+    assert isinstance(store, SharedTable)
+    store.close()
+
+
+def test_installed_by_a_reload(opened: list[tuple[Any, ...]], server: Any, caplog: pytest.LogCaptureFixture) -> None:
     """A server that started without the hook is told to restart."""
     namespace: dict[str, Any] = {}
     hook.install(namespace, name="a")
@@ -197,7 +255,7 @@ def test_installed_by_a_reload(opened: list[tuple[str, int]], server: Any, caplo
     "error", [StoreError("no space for 1 MiB"), ConfigError("slots are few"), PermissionError("no")]
 )
 def test_a_table_that_cannot_be_opened_ends_the_server(
-    opened: list[tuple[str, int]],
+    opened: list[tuple[Any, ...]],
     server: Any,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
@@ -205,7 +263,7 @@ def test_a_table_that_cannot_be_opened_ends_the_server(
 ) -> None:
     """Without a table the server doesn't start: the reason is logged, and the user's hook isn't called."""
 
-    def refuse(name: str, slots: int) -> Any:
+    def refuse(name: str, slots: int, sqlite: str | None) -> Any:
         raise error
 
     monkeypatch.setattr(hook, "_open", refuse)
@@ -218,7 +276,7 @@ def test_a_table_that_cannot_be_opened_ends_the_server(
     assert (calls, _gate.bound_store()) == ([], None)
 
 
-def test_the_default_name(opened: list[tuple[str, int]], server: Any) -> None:
+def test_the_default_name(opened: list[tuple[Any, ...]], server: Any) -> None:
     """Without a name the table is named after the user and the file, the same at each start."""
     digest = hashlib.sha1(f"{os.getuid()}:{FILE}".encode()).hexdigest()
     for path in (FILE, FILE, "/srv/other/gunicorn.conf.py"):
@@ -229,7 +287,7 @@ def test_the_default_name(opened: list[tuple[str, int]], server: Any) -> None:
     assert opened[2] != opened[0]
 
 
-def test_a_relative_file_is_named_by_its_whole_path(opened: list[tuple[str, int]], server: Any) -> None:
+def test_a_relative_file_is_named_by_its_whole_path(opened: list[tuple[Any, ...]], server: Any) -> None:
     """`-c conf.py` in two directories are two tables."""
     namespace: dict[str, Any] = {"__file__": "conf.py"}
     hook.install(namespace)
@@ -245,6 +303,10 @@ def test_a_relative_file_is_named_by_its_whole_path(opened: list[tuple[str, int]
         ((None, "a"), "install\\(globals\\(\\)\\)"),
         (({}, "a", "65536"), "slots must be an integer"),
         (({}, "a", True), "slots must be an integer"),
+        (({}, "a", 128, ""), "sqlite must be the path of a file"),
+        (({}, "a", 128, ":memory:"), "sqlite must be the path of a file"),
+        (({}, "a", 128, b"a.sqlite3"), "sqlite must be the path of a file"),
+        (({}, "a", 128, True), "sqlite must be the path of a file"),
     ],
     ids=str,
 )
@@ -276,6 +338,23 @@ def test_checking_the_configuration_creates_nothing(option: str) -> None:
     assert not Path("/dev/shm", name).exists()
     if option == "--print-config":
         assert "['127.0.0.1:0']" in done.stdout
+
+
+def test_the_demos_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SHMLIMIT_DB names the file, by default the table's name and `.sqlite3`."""
+    wanted: list[dict[str, Any]] = []
+    monkeypatch.setattr(hook, "install", lambda _namespace, **settings: wanted.append(settings))
+    for variables, file in (
+        ({}, "shmlimit-demo.sqlite3"),
+        ({"SHMLIMIT_NAME": "other"}, "other.sqlite3"),
+        ({"SHMLIMIT_NAME": "other", "SHMLIMIT_DB": "limits.db"}, "limits.db"),
+    ):
+        for variable in ("SHMLIMIT_NAME", "SHMLIMIT_SLOTS", "SHMLIMIT_DB"):
+            monkeypatch.delenv(variable, raising=False)
+        for variable, value in variables.items():
+            monkeypatch.setenv(variable, value)
+        runpy.run_path(str(ROOT / "gunicorn_conf.py"))
+        assert wanted[-1]["sqlite"] == file
 
 
 @pytest.mark.parametrize("text", ["many", "", "-1", "6.5"])

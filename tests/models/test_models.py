@@ -1,4 +1,4 @@
-"""The claim protocol, searched exhaustively; README.md says what is modelled, and which configurations there are."""
+"""The claim protocol and giving back, searched exhaustively; README.md says what is modelled, and how."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-MODEL = Path(__file__).with_name("claim.pml")
+MODELS = Path(__file__).parent
 SEARCH = ["-DSAFETY", "-DCOLLAPSE", "-DMEMLIM=3000"]
 
 # Short clocks: what key 1 takes at 1 has expired at 2, and a clock that was read as 1 may be used long after that.
@@ -65,15 +65,76 @@ REACHED = {
     12: ("a lone taker commits the reservation of a stopped one", "-DK1=1 -DK2=2 -DALONE=1"),
 }
 
-RUNS = {
+# ---- giving back ----------------------------------------------------------------------------------------------------
+
+CLOCK = "-DBYCLOCK -DONEATATIME "  # the other rule: by the clock, and one at a time
+
+# Nothing is found wrong in any of these.
+GIVEN_BACK = {
+    "while the word is unchanged": "-DTMAX=5",
+    "while it is unchanged, three that give back": "-DGIVERS=3 -DTMAX=3 -DEACH=2",
+    "while it is unchanged, costs of 1 and 2": "-DB=3 -DCMAX=2 -DTMAX=3",
+    "while it is unchanged, two that keep": "-DTMAX=3 -DKEEPERS=2 -DEACH=2",
+    "while it is unchanged, times that no clock showed": "-DEXPLICIT -DTMAX=3 -DKEEPERS=2 -DEACH=2",
+    "while it is unchanged, only others' times are ahead": "-DAHEAD",
+    "while it is unchanged, and no time passes": "-DTMAX=1 -DB=3 -DCMAX=2 -DGIVERS=3 -DEACH=2",
+    "while it is unchanged, the key is forgotten meanwhile": "-DFORGET -DP=1",
+    "while it is unchanged, two keys": "-DNK=2 -DTMAX=3 -DEACH=2",
+    "by the clock": CLOCK + "-DTMAX=5",
+    "by the clock, costs of 1 and 2": CLOCK + "-DB=3 -DCMAX=2 -DTMAX=3",
+    "by the clock, two that keep": CLOCK + "-DTMAX=3 -DKEEPERS=2 -DEACH=2",
+    "by the clock, and no time passes": CLOCK + "-DTMAX=1 -DB=3 -DCMAX=2 -DGIVERS=3 -DEACH=2",
+    "by the clock, the key is forgotten meanwhile": CLOCK + "-DFORGET -DP=1",
+    "by the clock, two keys": CLOCK + "-DNK=2 -DTMAX=3 -DEACH=2",
+}
+
+# Too much is given back: a key gets more than its limit, even where nothing but that is checked.
+TOO_MUCH = {
+    "NOGUARD": ("given back although another came", "-DEXPLICIT"),
+    "BYCLOCK": ("by the clock, while another may be giving back", ""),
+    "ALL": ("all of it, whatever the clock says", CLOCK),
+    "STAMPED": ("counted from the old state where that was later than the charge", CLOCK),
+    "OLDWORD": ("all of it where the word is unchanged, else by the clock", CLOCK),
+    "CLOCKEARLY": ("the clock is read before the state", CLOCK),
+    "MIXED": ("one gives back by the clock, and one while the word is unchanged", CLOCK),
+    "AHEAD": ("by the clock, which others' times are ahead of", CLOCK),
+}
+
+# That these do happen shows that the searches above aren't empty.
+GIVING_REACHED = {
+    1: ("the swap of a charge is lost", ""),
+    2: ("two keys are charged and kept", "-DNK=2"),
+    3: ("another is giving back, so nothing is given", CLOCK),
+    4: ("a key was forgotten before it could be given back to", "-DFORGET -DP=1"),
+    5: ("another gave back what it had charged before", CLOCK),
+    6: ("another came, so nothing is given", ""),
+    7: ("some of the charge has run out", CLOCK),
+    8: ("all of the charge has run out", CLOCK),
+    9: ("two give back after another's charge", CLOCK + "-DB=3"),
+    10: ("one gives back after another's charge", CLOCK),
+    11: ("a key was forgotten, came back and is given back to", "-DFORGET -DP=1"),
+    12: ("the swap of a giving back is lost", CLOCK),
+}
+
+CLAIM_RUNS = {
     **{name: SMALL + options for name, options in RIGHT.items()},
     **{name: f"{SMALL}{options} -D{name} -DONLYMORE" for name, (_, options) in WRONG.items()},
     **{name: f"{SMALL}{options} -D{name}" for name, (_, options) in LESS.items()},
     **{f"REACH={mark}": f"{SMALL}{options} -DREACH={mark}" for mark, (_, options) in REACHED.items()},
 }
+GIVING_RUNS = {
+    **GIVEN_BACK,
+    **{name: f"{options} -D{name} -DONLYMORE" for name, (_, options) in TOO_MUCH.items()},
+    **{f"GIVING={mark}": f"{options} -DREACH={mark}" for mark, (_, options) in GIVING_REACHED.items()},
+}
+RUNS = {
+    **{run: ("claim.pml", options) for run, options in CLAIM_RUNS.items()},
+    **{run: ("giving_back.pml", options) for run, options in GIVING_RUNS.items()},
+}
+assert len(RUNS) == len(CLAIM_RUNS) + len(GIVING_RUNS)
 
 
-def search(options: str, directory: Path) -> str:
+def search(model: str, options: str, directory: Path) -> str:
     """Builds the search for one configuration in `directory` and runs it; gives what it printed."""
     # What ends at the first error is compiled for longer than it runs.
     speed = "-O0" if "-DONLYMORE" in options or "-DREACH" in options else "-O2"
@@ -81,7 +142,7 @@ def search(options: str, directory: Path) -> str:
     whole = ["-DNOREDUCE"] if "-DALONE" in options else []
     output = ""
     for command in (
-        ["spin", *options.split(), "-a", str(MODEL)],
+        ["spin", *options.split(), "-a", str(MODELS / model)],
         ["cc", "-w", speed, *SEARCH, *whole, "-o", "pan", "pan.c"],
         ["./pan", "-m100000"],
     ):
@@ -109,7 +170,7 @@ def searches(
         pytest.skip("; ".join(missing))
     runs = [item.callspec.params["run"] for item in request.session.items if item.path == request.path]
     with ThreadPoolExecutor(max_workers=2) as pool:
-        yield {run: pool.submit(search, RUNS[run], tmp_path_factory.mktemp("model")) for run in runs}
+        yield {run: pool.submit(search, *RUNS[run], tmp_path_factory.mktemp("model")) for run in runs}
         pool.shutdown(cancel_futures=True)
 
 
@@ -141,3 +202,26 @@ def test_what_is_searched_happens(searches: dict[str, Future[str]], run: str) ->
     output = searches[run].result()
     mark = int(run.removeprefix("REACH="))
     assert re.search(rf"assertion violated \(*{mark}!={mark}\)", output), f"{REACHED[mark][0]}:\n{output}"
+
+
+@pytest.mark.parametrize("run", GIVEN_BACK)
+def test_giving_back_is_never_too_much(searches: dict[str, Future[str]], run: str) -> None:
+    """In no interleaving of charges and givings-back is a request kept that the bucket of those kept refuses."""
+    output = searches[run].result()
+    assert "errors: 0" in output, output
+    assert "Search not completed" not in output, output
+
+
+@pytest.mark.parametrize("run", TOO_MUCH)
+def test_other_ways_give_back_too_much(searches: dict[str, Future[str]], run: str) -> None:
+    """With another rule, the search finds a request that was kept and that the bucket of those kept refuses."""
+    output = searches[run].result()
+    assert re.search(r"assertion violated \(\(ghost\[x\]\+", output), f"{TOO_MUCH[run][0]}:\n{output}"
+
+
+@pytest.mark.parametrize("run", [f"GIVING={mark}" for mark in GIVING_REACHED])
+def test_what_is_given_back_happens(searches: dict[str, Future[str]], run: str) -> None:
+    """As `test_what_is_searched_happens`, for giving back."""
+    output = searches[run].result()
+    mark = int(run.removeprefix("GIVING="))
+    assert re.search(rf"assertion violated \(*{mark}!={mark}\)", output), f"{GIVING_REACHED[mark][0]}:\n{output}"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from shmlimit import SharedTable, TokenBucket
+from shmlimit import FixedWindow, SharedTable, TokenBucket
 
 WORKERS = 8
 # On two busy cores a run may happen to pass without a collision, and then proves little: it is done again.
@@ -70,42 +70,67 @@ def run(target: Any, name: str, table: SharedTable, method: str) -> list[Any]:
     return answers
 
 
+def runs(target: Any, name: str, slots: int, method: str) -> Iterator[tuple[list[Any], dict[str, int], int]]:
+    """Answers, counters and used slots of runs on new tables, until one saw swaps lost; fails if none of them does."""
+    for _ in range(ATTEMPTS):
+        with SharedTable.create(name, slots) as table:
+            answers = run(target, name, table, method)
+            stats, used = table.stats(), table.used()
+            table.unlink()
+        yield answers, stats, used
+        if stats["contended"]:
+            return
+    pytest.fail(f"no swap was lost in {ATTEMPTS} runs: nothing was shown")
+
+
 def test_one_key_admits_exactly_its_limit(name: str, method: str) -> None:
     """8 processes on one key: 100,000 allowed, not one more or less, with swaps lost on the way."""
-    contended = 0
-    for _ in range(ATTEMPTS):
-        with SharedTable.create(name, 1024) as table:
-            answers = run(hit_one_key, name, table, method)
-            stats = table.stats()
-            table.unlink()
+    for answers, stats, _ in runs(hit_one_key, name, 1024, method):
         assert sum(answers) == 100_000
         assert sum(1 for allowed in answers if allowed) >= 2
         assert stats["allowed"] == 100_000
         assert stats["denied"] == 8_000
-        contended = stats["contended"]
-        if contended:
-            break
-    assert contended > 0
 
 
 def test_new_keys_admit_exactly_their_limit(name: str, method: str) -> None:
     """2,000 keys that all appear at once in 8 processes: 20 allowed for each."""
-    contended = 0
-    for _ in range(ATTEMPTS):
-        with SharedTable.create(name, 8192) as table:
-            answers = run(hit_new_keys, name, table, method)
-            stats = table.stats()
-            used = table.used()
-            table.unlink()
+    for answers, stats, used in runs(hit_new_keys, name, 8192, method):
         total: Counter[int] = sum(answers, Counter())
         assert set(total.values()) == {20}
         assert len(total) == KEYS
         assert used == KEYS
         assert stats["full"] == 0
-        contended = stats["contended"]
-        if contended:
-            break
-    assert contended > 0
+
+
+BURST, HOURLY = TokenBucket(1_000, YEAR), TokenBucket(50_000, YEAR)
+DAILY = FixedWindow(20_000, 366 * 86_400)
+
+
+def hit_several(name: str, inherited: SharedTable | None, barrier: Any, results: Any) -> None:
+    """Takes of three limits at once until 1,000 refusals in a row."""
+    table = table_of(name, inherited)
+    barrier.wait()
+    allowed = refused = 0
+    while refused < 1_000:
+        if all(table.take_all([(HOURLY, "k", 1), (DAILY, "k", 1), (BURST, "k", 1)])):
+            allowed, refused = allowed + 1, 0
+        else:
+            refused += 1
+    results.put(allowed)
+
+
+def test_refused_requests_consume_nothing(name: str, method: str) -> None:
+    """8 processes: the smallest of three limits admits exactly its number, and the others have lost just that."""
+    with SharedTable.create(name, 1024) as table:
+        answers = run(hit_several, name, table, method)
+        stats = table.stats()
+        hourly, daily = table.peek(HOURLY, "k"), table.peek(DAILY, "k")
+    assert sum(answers) == BURST.limit
+    assert stats["allowed"] == 3 * BURST.limit
+    assert daily.remaining == DAILY.limit - BURST.limit
+    # Giving back costs the time that it took, and time refills: both are seconds of a refill that takes days.
+    spent_us = BURST.limit * HOURLY.period_us // HOURLY.limit
+    assert abs(hourly.reset_us - spent_us) < 60 * 10**6
 
 
 def test_every_process_counts_on_its_own_line(name: str) -> None:

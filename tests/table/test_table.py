@@ -6,15 +6,28 @@ import enum
 import threading
 import time
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shmlimit import ConfigError, Decision, Gcra, LayoutError, Policy, SharedTable, TokenBucket
+import shmlimit
+from shmlimit import (
+    ConfigError,
+    Decision,
+    FixedWindow,
+    Gcra,
+    LayoutError,
+    Policy,
+    SharedTable,
+    SlidingCounter,
+    SlidingLog,
+    TokenBucket,
+)
 from shmlimit.table import layout
-from shmlimit.table.prepared import gcra_numbers
+from shmlimit.table.prepared import interval_of
 from shmlimit.table.table import NOW_MAX_US
 
 MINUTE = TokenBucket(10, 60)
@@ -33,18 +46,15 @@ def shifted(steps: list[dict[str, Any]], policy: Policy) -> list[dict[str, Any]]
 
 
 def test_case_rows_agree(vectors: Callable[[str], list[dict[str, Any]]], table: SharedTable) -> None:
-    """Every bucket row whose interval the table holds exactly gives the same decisions through it, under both names."""
+    """Every row that the table holds exactly gives the same decisions through it; of buckets under both names."""
     agreed, left_out = 0, []
     for row in vectors("policies.jsonl"):
-        if row["policy"]["kind"] != "TokenBucket":
-            continue
-        numbers = {"limit": row["policy"]["limit"], "burst": row["policy"]["burst"]}
-        for kind in (TokenBucket, Gcra):
-            policy = kind(numbers["limit"], row["policy"]["period_us"] / 10**6, numbers["burst"])
-            assert policy.period_us == row["policy"]["period_us"]
-            exact = gcra_numbers(policy.limit, policy.period_us).interval * policy.limit == (
-                policy.period_us * gcra_numbers(policy.limit, policy.period_us).denominator
-            )
+        told = row["policy"]
+        for kind in {told["kind"], "Gcra" if "burst" in told else told["kind"]}:
+            burst = [told["burst"]] if "burst" in told else []
+            policy = getattr(shmlimit, kind)(told["limit"], Fraction(told["period_us"], 10**6), *burst)
+            denominator, interval = interval_of(policy.limit, policy.period_us)
+            exact = not burst or interval * policy.limit == policy.period_us * denominator
             if not table.supports(policy) or not exact:
                 left_out.append(row["id"])
                 continue
@@ -55,10 +65,10 @@ def test_case_rows_agree(vectors: Callable[[str], list[dict[str, Any]]], table: 
             for number, step in enumerate(steps):
                 decision = table.take(policy, row["id"], step["cost"], now_us=step["now_us"])
                 wanted = [step[f] for f in ("allowed", "limit", "remaining", "reset_us", "retry_after_us")]
-                assert list(decision[:5]) == wanted, (row["id"], kind.__name__, number, row["why"])
+                assert list(decision[:5]) == wanted, (row["id"], kind, number, row["why"])
             agreed += 1
-    assert agreed + len(left_out) == 160
-    assert agreed >= 100, sorted(set(left_out))
+    assert agreed + len(left_out) == 155 + 80
+    assert agreed >= 180, sorted(set(left_out))
 
 
 class Names:
@@ -78,6 +88,28 @@ exact_buckets = st.builds(
     st.integers(1_000, 86_400_000_000),
     st.integers(1, 3000),
     st.sampled_from([TokenBucket, Gcra]),
+)
+windows = st.one_of(
+    st.builds(
+        lambda limit, period_us: FixedWindow(limit, Fraction(period_us, 10**6)),
+        st.integers(1, 2**19 - 1) | st.integers(1, 10),
+        st.integers(1_000, 10_000_000) | st.integers(1_000, 366 * 86_400 * 10**6),
+    ),
+    st.builds(
+        lambda limit, period_us: FixedWindow(limit, Fraction(period_us, 10**6)),
+        st.integers(2**19, 10**9),
+        st.integers(4_000_000, 366 * 86_400 * 10**6),
+    ),
+    st.builds(
+        lambda limit, period_us: SlidingCounter(limit, Fraction(period_us, 10**6)),
+        st.integers(1, 511) | st.integers(1, 10),
+        st.integers(1_000, 10_000_000) | st.integers(1_000, 366 * 86_400 * 10**6),
+    ),
+    st.builds(
+        lambda limit, period_us: SlidingCounter(limit, Fraction(period_us, 10**6)),
+        st.integers(512, 16_383),
+        st.integers(1_000_000, 366 * 86_400 * 10**6),
+    ),
 )
 rounded_buckets = st.builds(
     lambda limit, period_us, burst: TokenBucket(limit, period_us / 10**6, burst),
@@ -103,7 +135,7 @@ def histories(policy: Policy) -> st.SearchStrategy[list[tuple[int, int]]]:
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=300)
-@given(data=st.data(), policy=exact_buckets, start=st.one_of(st.just(T0), st.integers(0, NOW_MAX_US)))
+@given(data=st.data(), policy=exact_buckets | windows, start=st.one_of(st.just(T0), st.integers(0, NOW_MAX_US)))
 def test_every_decision_is_the_pure_one(table: SharedTable, data: st.DataObject, policy: Policy, start: int) -> None:
     """All six fields agree with the pure policy, on any history, with steps of the clock in both directions."""
     if not table.supports(policy):
@@ -150,6 +182,14 @@ def test_rounded_interval_is_late_and_never_early(table: SharedTable, data: st.D
         TokenBucket(2048, 1.000001, 2048),
         TokenBucket(1, 0.001),
         TokenBucket(100_000, 366 * 86_400),
+        FixedWindow(2**19 - 1, 0.001),
+        FixedWindow(2**19 - 1, 366 * 86_400),
+        FixedWindow(10**9, 4),
+        FixedWindow(10**9, 366 * 86_400),
+        SlidingCounter(511, 0.001),
+        SlidingCounter(511, 366 * 86_400),
+        SlidingCounter(16_383, 1),
+        SlidingCounter(16_383, 366 * 86_400),
     ],
     ids=str,
 )
@@ -173,6 +213,12 @@ def test_bounds_of_a_state_word(table: SharedTable, policy: Policy, now_us: int)
         (TokenBucket(1, 86_400, 10_000), "ten years"),
         (TokenBucket(10**9 - 1, 1), "1 %"),
         (TokenBucket(10**6 - 1, 0.01), "1 %"),
+        (FixedWindow(2**19, 3.9), "524,287"),
+        (FixedWindow(1, 367 * 86_400), "366 days"),
+        (SlidingCounter(512, 0.9), "511"),
+        (SlidingCounter(16_384, 60), "16,383"),
+        (SlidingCounter(1, 367 * 86_400), "366 days"),
+        (SlidingLog(1, 60), "not SlidingLog"),
     ],
     ids=str,
 )

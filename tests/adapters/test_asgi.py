@@ -1,0 +1,168 @@
+"""What only the ASGI wrapper has to keep: streams, lifespan, WebSockets, and messages that it doesn't know."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from shmlimit.adapters.asgi import RateLimit
+from shmlimit.errors import ConfigError, StoreError
+from shmlimit.guard import Guard
+from shmlimit.keys import DENY
+from shmlimit.stores.memory import MemoryStore
+
+NOW_US = 1_750_000_000_250_000
+HTTP = {"type": "http", "method": "GET", "path": "/", "headers": []}
+WEBSOCKET = {"type": "websocket", "path": "/", "headers": []}
+START = {"type": "http.response.start", "status": 200}
+BODY = {"type": "http.response.body", "body": b"hello"}
+FIELDS = [(b"ratelimit-policy", b'"a";q=1;w=60'), (b"ratelimit", b'"a";r=0;t=60')]
+
+
+def limited(*messages: dict[str, Any], **options: Any) -> RateLimit:
+    """Limits around an application that sends these messages."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        for message in messages:
+            await send(message)
+
+    store = options.pop("store", None) or MemoryStore(clock=lambda: NOW_US)
+    return RateLimit(app, Guard("a", "1/minute", **{"key": lambda _: "k", **options}), store=store)
+
+
+def run(app: Any, scope: dict[str, Any], *received: str) -> list[dict[str, Any]]:
+    """What the application sent; it may receive these types and nothing more."""
+    sent: list[dict[str, Any]] = []
+    waiting = list(received)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": waiting.pop(0)}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    asyncio.run(app(scope, receive, send))
+    assert waiting == []
+    return sent
+
+
+def test_a_refusal_is_text(ask: Callable[..., Any]) -> None:
+    """A 429 says in a line what to do, with its length and without caching."""
+    app = limited({**START, "headers": []}, BODY)
+    assert ask(app).body == b"hello"
+    answer = ask(app)
+    assert (answer.status, answer.body) == (429, b"Too many requests. Try again in 60 seconds.\n")
+    assert dict(answer.headers) == {
+        "ratelimit-policy": '"a";q=1;w=60',
+        "ratelimit": '"a";r=0;t=60',
+        "retry-after": "60",
+        "cache-control": "no-store",
+        "content-type": "text/plain; charset=utf-8",
+        "content-length": str(len(answer.body)),
+    }
+
+
+def test_only_the_start_is_changed() -> None:
+    """A stream starts once, with the fields; its bodies, and messages that nobody knows yet, pass as they are."""
+    rest = [{**BODY, "more_body": True}, {"type": "http.response.trailers", "headers": []}, {"type": "http.new"}, BODY]
+    start = {**START, "headers": iter([[b"RateLimit-Remaining", b"1"], (b"x", b"y")]), "trailers": True}
+    sent = run(limited(start, *rest), HTTP)
+    assert sent[0] == {**START, "headers": [(b"x", b"y"), *FIELDS], "trailers": True}
+    assert [after is before for after, before in zip(sent[1:], rest, strict=True)] == [True] * 4
+
+
+def test_a_start_without_headers() -> None:
+    """`headers` may be missing, and the application's own message isn't changed."""
+    start = dict(START)
+    assert run(limited(start, BODY), HTTP)[0] == {**START, "headers": FIELDS}
+    assert start == START
+
+
+@pytest.mark.parametrize("kind", ["lifespan", "something.new"])
+def test_other_scopes_pass_through(kind: str) -> None:
+    """What isn't a request is the application's, untouched and uncounted."""
+    seen: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.append((scope, receive, send))
+
+    store, scope, receive, send = MemoryStore(), {"type": kind}, object(), object()
+    asyncio.run(RateLimit(app, Guard("a", "1/minute"), store=store)(scope, receive, send))  # type: ignore[arg-type]
+    assert len(seen) == 1
+    assert all(one is other for one, other in zip(seen[0], (scope, receive, send), strict=True))
+    assert len(store) == 0
+
+
+def test_a_websocket_that_passes() -> None:
+    """The application accepts it; an answer that it gives instead has the fields."""
+    accept = {"type": "websocket.accept", "headers": []}
+    assert run(limited(accept), WEBSOCKET) == [accept]
+    denial = {"type": "websocket.http.response.start", "status": 401, "headers": []}
+    assert run(limited(denial), WEBSOCKET) == [{**denial, "headers": FIELDS}]
+
+
+@pytest.mark.parametrize(
+    ("options", "status"),
+    [({}, 429), ({"key": lambda _: DENY}, 403), ({"store": "fails"}, 503)],
+    ids=["refused", "denied", "failed"],
+)
+@pytest.mark.parametrize("extensions", [None, {}, {"websocket.http.response": {}}, "missing"])
+def test_a_websocket_that_is_refused(options: dict[str, Any], status: int, extensions: Any) -> None:
+    """Before it is accepted: with the whole response where the server can send one, else it is closed."""
+
+    class Broken(MemoryStore):
+        def take(self, *_args: Any, **_kwargs: Any) -> Any:
+            raise StoreError("gone")
+
+    store = Broken() if options.get("store") else MemoryStore(clock=lambda: NOW_US)
+    app = limited({"type": "websocket.accept"}, **{**options, "store": store})
+    scope = WEBSOCKET if extensions == "missing" else {**WEBSOCKET, "extensions": extensions}
+    if status == 429:
+        run(app, scope)
+    sent = run(app, scope, "websocket.connect")
+    if not extensions or extensions == "missing":
+        assert [message["type"] for message in sent] == ["websocket.close"]
+        assert sent[0]["code"] == 3000 + status
+        assert len(sent[0]["reason"]) <= 123  # what a close frame has room for
+        return
+    start, body = sent
+    assert (start["type"], start["status"]) == ("websocket.http.response.start", status)
+    assert body["type"] == "websocket.http.response.body"
+    headers = dict(start["headers"])
+    assert headers[b"content-length"] == b"%d" % len(body["body"])
+    assert headers.get(b"retry-after") == {429: b"60", 403: None, 503: b"1"}[status]
+
+
+def test_a_websocket_that_has_gone() -> None:
+    """Nothing is sent to a client that is no longer there."""
+    app = limited({"type": "websocket.accept"})
+    run(app, WEBSOCKET)
+    assert run(app, WEBSOCKET, "websocket.disconnect") == []
+
+
+def test_skipped_paths_are_below_the_mount_point(ask: Callable[..., Any]) -> None:
+    """ASGI leaves the mount point in the path; a path that only begins like it isn't below it."""
+    app = limited({**START, "headers": []}, BODY, skip_paths=["/free", "/"])
+    skipped = [{**HTTP, "path": path, "root_path": "/api/"} for path in ("/api/free/x", "/api/", "/api", "/free")]
+    for scope in skipped:
+        assert run(app, scope)[0]["headers"] == [], scope["path"]
+    assert run(app, {**HTTP, "path": "/api/freedom", "root_path": "/api"})[0]["headers"] == FIELDS
+
+
+def test_the_scope_is_passed_on_as_it_came() -> None:
+    """Server and application share the scope's `state`, so it isn't copied."""
+    seen: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(scope)
+
+    scope = {**HTTP, "client": ("203.0.113.7", 1)}
+    run(RateLimit(app, Guard("a", "1/minute"), store=MemoryStore()), scope)
+    assert seen[0] is scope
+
+
+def test_the_application_comes_first() -> None:
+    """A forgotten application is told at once."""
+    with pytest.raises(ConfigError, match="the application comes first"):
+        RateLimit(Guard("a", "1/minute"), Guard("b", "1/minute"))  # type: ignore[arg-type]
