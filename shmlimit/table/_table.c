@@ -241,11 +241,6 @@ static int full_unless_found(const struct request *r, const struct room *room) {
     return find(r->bucket, r->fingerprint, 0).slot ? AGAIN : full(r, room->until_us);
 }
 
-/* No room was found.  Another worker may have given the last free slot to this very key since the scan: then AGAIN. */
-static int full_unless_found(const struct request *r, const struct room *room) {
-    return find(r->bucket, r->fingerprint, 0).slot ? AGAIN : full(r, room->until_us);
-}
-
 /* The answer of a peek, or of a take that can change nothing, for a key that has no state. */
 static int report(const struct request *r, const struct found *f) {
     uint64_t unused;
