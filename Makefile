@@ -23,6 +23,7 @@ lint: $(VENV)/.ready-lint
 
 bench: $(VENV)/.ready-bench
 	$(BIN)/python bench/take.py
+	$(BIN)/python bench/sqlite.py
 
 clean:
 	rm -rf $(VENV) build *.egg-info shmlimit/table/_table.so

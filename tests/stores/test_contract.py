@@ -31,6 +31,7 @@ from shmlimit import (
     TokenBucket,
     parse,
 )
+from shmlimit.stores.local import LocalStore
 from shmlimit.stores.memory import MemoryStore
 from shmlimit.stores.sqlite import SqliteStore
 from shmlimit.table.segment import remove
@@ -44,7 +45,7 @@ ONCE = TokenBucket(1, YEAR)
 MODEST = settings(suppress_health_check=list(HealthCheck), deadline=None, max_examples=40)
 
 
-@pytest.fixture(params=["memory", "sqlite", "table"])
+@pytest.fixture(params=["memory", "sqlite", "table", "local"])
 def make(request: pytest.FixtureRequest, tmp_path: Path, name: str) -> Iterator[Callable[[], Any]]:
     """Makes a new, empty store each time it is called."""
     number = count()
@@ -58,7 +59,13 @@ def make(request: pytest.FixtureRequest, tmp_path: Path, name: str) -> Iterator[
         def sqlite() -> SqliteStore:
             return stack.enter_context(SqliteStore(tmp_path / f"{next(number)}.sqlite3"))
 
-        yield {"memory": lambda: stack.enter_context(MemoryStore()), "sqlite": sqlite, "table": table}[request.param]
+        def local() -> LocalStore:
+            return LocalStore(table(), sqlite())
+
+        def memory() -> MemoryStore:
+            return stack.enter_context(MemoryStore())
+
+        yield {"memory": memory, "sqlite": sqlite, "table": table, "local": local}[request.param]
 
 
 @pytest.fixture
@@ -79,6 +86,8 @@ def kept(store: Any) -> Any:
     """All that a store keeps."""
     if isinstance(store, MemoryStore):
         return dict(store._entries), store._watermark_us
+    if isinstance(store, LocalStore):
+        return kept(store.table), kept(store.sqlite) if Path(store.sqlite.path).exists() else None
     if isinstance(store, SqliteStore):
         connection = sqlite3.connect(store.path)
         tables = [f'"{store.table}"', f'"{store.table}:forgotten"']
@@ -163,7 +172,7 @@ def test_what_was_forgotten_is_not_judged_earlier(store: Any, policy: Policy) ->
     it was forgotten, and waits from the time that it gave.
     """
     need(store, policy)
-    if isinstance(store, SharedTable):
+    if isinstance(store, SharedTable | LocalStore) and SharedTable.supports(policy):
         pytest.skip("forgets only where it needs the slot")
     assert store.take(policy, "k", 10, now_us=T0).allowed
     assert not store.take(policy, "k", now_us=T0).allowed
