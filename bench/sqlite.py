@@ -140,7 +140,7 @@ def main(rounds: int) -> None:
     lines = [
         "# One decision in a SQLite file",
         "",
-        f"{machine('shmlimit')}, SQLite {sqlite3.sqlite_version}; {rounds} rounds of {N} by turns. Median (middle half).",
+        f"{machine('shmlimit')}, SQLite {sqlite3.sqlite_version}; {rounds} rounds of {N:,}. Median (middle half).",
         "",
         "| | µs per call | ÷ the same row | ÷ key and state |",
         "|---|---:|---:|---:|",

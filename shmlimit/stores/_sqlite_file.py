@@ -168,7 +168,7 @@ class SqliteFile:
         return self._connection
 
     def _connect(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self.path, _NAP_S, isolation_level=None, check_same_thread=False)
+        connection = sqlite3.connect(self.path, timeout=_NAP_S, isolation_level=None, check_same_thread=False)
         try:
             # A write-ahead log: a commit is one append, and readers don't wait for it.
             self._patiently(connection, "PRAGMA journal_mode=WAL")

@@ -218,6 +218,9 @@ def test_denial_and_cost_0_store_nothing(store: Any, policy: Policy) -> None:
     assert store.take(policy, "new", 11, now_us=T0 + 3600 * S).retry_after_us is None
     assert store.take(policy, "new", 0, now_us=T0) == Decision(True, 10, 10, 0, 0, 0)
     assert store.take(policy, "k", 0, now_us=T0).remaining == 0
+    if hasattr(store, "take_all"):
+        assert all(store.take_all([(policy, "k", 0), (policy, "new", 0)], now_us=T0))
+        assert not all(store.take_all([(policy, "k", 1), (policy, "new", 1)], now_us=T0))
     assert kept(store) == before
 
 

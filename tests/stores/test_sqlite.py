@@ -81,6 +81,15 @@ def test_clock_set_back(store: SqliteStore, clock: Clock, kind: type[Policy], ba
     assert store.take(policy, "k").allowed
 
 
+def test_row_that_moved_back_expires_with_its_state(store: SqliteStore, clock: Clock) -> None:
+    """A state that was moved is purged when it has expired, not when the clock is where it was."""
+    store.take(TEN, "k", 10)
+    clock.now_us -= DAY
+    store.take(TEN, "k")
+    clock.now_us += 60 * S
+    assert store.purge() == 1
+
+
 def test_denials_do_not_hold_the_clock(store: SqliteStore, clock: Clock) -> None:
     """After a step back the waits of a refused key count down, whether it is asked by `take`, cost 0 or `peek`."""
     store.take(TEN, "k", 10)
@@ -151,11 +160,12 @@ def test_window_that_was_forgotten_does_not_come_again(store: SqliteStore, clock
 def test_new_keys_after_a_step_back(store: SqliteStore, clock: Clock, kind: type[Policy]) -> None:
     """Purged rows and a clock that was set back by a day shut nobody out: a window later all is as ever."""
     policy = kind(2, 60)
-    store.take(SECOND, "gone")
     clock.now_us += DAY
-    store.purge()
+    store.take(SECOND, "gone")
+    clock.now_us += 10 * S
+    assert store.purge() == 1
     clock.now_us -= DAY
-    clock.now_us -= clock.now_us % (60 * S) - 10 * S
+    assert clock.now_us % (60 * S) == 10 * S
     assert store.take(policy, "first").allowed
     clock.now_us += 60 * S
     state = None
@@ -307,6 +317,25 @@ def test_transaction_rolls_back(store: SqliteStore) -> None:
     assert store.count() == 0
 
 
+def test_error_of_sqlite_within_a_transaction(store: SqliteStore, path: Path) -> None:
+    """It is a StoreError, charges nothing, and lets other threads and other users of the file in."""
+
+    def charge_and_fail() -> None:
+        with store.transaction() as transaction:
+            transaction.decide_all([(TEN, "k", 4)])[1]()
+            transaction.execute("SELECT * FROM missing")
+
+    with pytest.raises(StoreError, match=r"limits\.sqlite3.*no such table"):
+        charge_and_fail()
+    seen: list[Any] = []
+    thread = threading.Thread(target=lambda: seen.append(store.take(TEN, "k")))
+    thread.start()
+    thread.join()
+    with SqliteStore(path, clock=Clock()) as other:
+        seen.append(other.take(TEN, "k"))
+    assert [one.remaining for one in seen] == [9, 8]
+
+
 def test_transactions_of_a_thread_do_not_nest(store: SqliteStore) -> None:
     """A decision within an open transaction of the same thread is a StoreError, and the outer one stands."""
     with store.transaction() as transaction:
@@ -413,6 +442,7 @@ def test_parent_that_closes_does_not_take_the_log_along(store: SqliteStore) -> N
         assert again.take(TEN, "k").remaining == 6
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_fork_while_threads_decide(path: Path) -> None:
     """A fork waits for decisions under way, and no child inherits a lock that nobody gives back."""
     with SqliteStore(path) as store:
