@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from shmlimit.errors import ConfigError
+from shmlimit import ConfigError, FixedWindow, Gcra, Policy, SharedTable, SlidingCounter, TokenBucket
 from shmlimit.table import layout, native
 
 
@@ -74,3 +74,28 @@ def test_second_region_is_small() -> None:
     assert layout.group_slots(24) == 1024
     assert layout.group_slots(2**20) == 2**14
     assert layout.segment_bytes(65536) == 8192 + 16 * (65536 + 1024)
+
+
+T0 = 1_767_225_600_123_456
+WORDS = [
+    # policy, cost, prefix, then (bits, value) from high to low
+    (TokenBucket(3, 0.001, burst=1), 1, "1", [(52, T0 + 333), (11, 1)]),
+    (Gcra(1, 60), 1, "1", [(52, T0 + 60 * 10**6), (11, 0)]),
+    (FixedWindow(10, 60), 3, "010", [(42, (T0 // 60_000_000 + 1) * 60_000), (19, 3)]),
+    (FixedWindow(10, 0.0015), 3, "010", [(42, -(-(T0 // 1_500 + 1) * 1_500 // 1_000)), (19, 3)]),
+    (FixedWindow(10**6, 7), 600_000, "011", [(30, -(-(T0 // 7_000_000 + 1) * 7 // 4)), (31, 600_000)]),
+    (SlidingCounter(10, 60), 3, "0010", [(42, (T0 // 60_000_000 + 2) * 60_000), (9, 0), (9, 3)]),
+    (SlidingCounter(1_000, 1.5), 700, "0011", [(32, -(-(T0 // 1_500_000 + 2) * 3 // 2)), (14, 0), (14, 700)]),
+]
+
+
+@pytest.mark.parametrize(("policy", "cost", "prefix", "fields"), WORDS, ids=lambda value: str(value)[:30])
+def test_state_words_are_as_told(
+    table: SharedTable, policy: Policy, cost: int, prefix: str, fields: list[tuple[int, int]]
+) -> None:
+    """Every kind of word has the prefix, the units and the widths that the docstring gives."""
+    assert table.take(policy, "k", cost, now_us=T0).allowed
+    slots = table.slots
+    (state,) = slots["state"][slots["fingerprint"] != 0]
+    assert f"{int(state):064b}" == prefix + "".join(f"{value:0{bits}b}" for bits, value in fields)
+    assert f"`{prefix}`" in (layout.__doc__ or "")
