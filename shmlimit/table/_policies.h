@@ -28,7 +28,8 @@ struct call {                              /* one per call under way; never shar
     uint8_t allowed;                       /* from here on: the answer, in the order of Decision */
     uint8_t no_room;
     int64_t limit, remaining, reset_us, retry_after_us, next_us;
-    uint64_t charged;                      /* of a charge, for giving it back: the word that it wrote, 0 for none */
+    uint64_t before, charged;              /* of a charge, for giving it back: the word that it found (0: a fresh state)
+                                              and the one that it wrote (0: none) */
 };
 
 /* What a judgement and a call return: the answer is in `struct call`, for NEVER without a wait; below 0 there is none.
@@ -130,8 +131,8 @@ static uint64_t fixed_window(struct call *call, uint64_t state, int64_t as_of_us
     const struct policy *p = call->policy;
     int64_t end_us = (as_of_us / p->period_us + 1) * p->period_us, count = 0;
     if (state && window_end(p, state) >= end_us) {
-        count = (int64_t)low(state, FORMATS[p->kind].count_bits);
-        end_us = count ? window_end(p, state) : end_us;
+        count = (int64_t)low(state, FORMATS[p->kind].count_bits); /* 0 after giving back: the line stays all the same */
+        end_us = window_end(p, state);
     }
     call->allowed = count + cost <= p->quota;
     count += call->allowed ? cost : 0;
@@ -157,7 +158,7 @@ static uint64_t sliding_counter(struct call *call, uint64_t state, int64_t as_of
     if (state) {
         int64_t own_end_us = window_end(p, state) - period; /* a word expires a period after its window's end */
         int64_t older = (int64_t)low(state >> bits, bits), newer = (int64_t)low(state, bits);
-        if (own_end_us >= end_us && (older || newer))
+        if (own_end_us >= end_us)
             end_us = own_end_us, previous = older, current = newer;
         else if (own_end_us + period == end_us)
             previous = newer;
@@ -199,7 +200,11 @@ static int judge(struct call *call, uint64_t state, int64_t as_of_us, int64_t as
  * kept since, and it is as if the charge had not been.  (To give back by the clock what has not run out, also from
  * another word, is not safe: the word can come back to what it was between the look and the swap, with another request
  * kept meanwhile.  tests/models/giving_back.pml finds that.)
- * To a window while it is the one that was charged, or (sliding) the one after it: its count has the charge in it. */
+ *
+ * To a window by its count, which has the charge in it, in the window that was charged or (sliding) the one after it.
+ * The charge that opened a window replaced the one before, and gives that back whole, if nothing else is in its own: a
+ * late worker must not find the older window empty.  For the same reason the last of several charges in a window that
+ * another opened stays. */
 static uint64_t give_back(const struct call *call, uint64_t state, int64_t cost) {
     const struct policy *p = call->policy;
     if (p->kind == GCRA) {
@@ -207,11 +212,13 @@ static uint64_t give_back(const struct call *call, uint64_t state, int64_t cost)
         return state == call->charged ? gcra_word(gcra_tat(state, d) - cost * p->interval, d) : state;
     }
     int bits = FORMATS[p->kind].count_bits;
-    uint64_t units = (uint64_t)cost;
+    uint64_t units = (uint64_t)cost, newer = low(state, bits);
     int64_t charged_end = window_end(p, call->charged), end = window_end(p, state);
-    if (end == charged_end && low(state, bits) >= units)
+    if (state == call->charged && call->before)
+        return call->before;
+    if (end == charged_end && (newer > units || (newer == units && !call->before)))
         return state - units;
-    if (p->kind >= SLIDING && end == charged_end + p->period_us && low(state >> bits, bits) >= units)
+    if (p->kind >= SLIDING && end == charged_end + p->period_us && newer > 0 && low(state >> bits, bits) >= units)
         return state - (units << bits);
     return state;
 }

@@ -219,7 +219,7 @@ static int hit(const struct request *r, const struct found *f) {
     if (!r->writes || !r->call->allowed)
         return is_unchanged(r, f) ? status : AGAIN;
     if (swap_pair(f->slot, r->fingerprint, f->state, r->fingerprint, to)) {
-        r->call->charged = to;
+        r->call->before = f->state, r->call->charged = to;
         return status;
     }
     lost(r);
@@ -280,7 +280,7 @@ static int decide(const struct request *r) {
                 /* A whole scan since I first saw exactly this reservation found it alone: commit. */
                 int status = fresh(r, &to);
                 if (swap_pair(f.slot, r->fingerprint, f.state, r->fingerprint, to)) {
-                    r->call->charged = to;
+                    r->call->before = 0, r->call->charged = to;
                     return counted(r, status);
                 }
                 lost(r);
@@ -327,7 +327,7 @@ EXPORT int shmlimit_charge(struct call *call, const unsigned char *key, int leng
 /* Gives a charge back, from the same `struct call`; 1 when it was.  What can't be given back stays charged. */
 EXPORT int shmlimit_give_back(struct call *call, const unsigned char *key, int length, int cost) {
     uint64_t charged = call->charged;
-    struct request r = request(call, key, length, cost, PEEK);
+    struct request r = request(call, key, length, cost, PEEK); /* which forgets the charge */
     call->charged = charged;
     for (int i = 0; charged && i < TRIES; i++) {
         struct found f = find(r.bucket, r.fingerprint, 0);

@@ -64,6 +64,7 @@ class Call(Structure):
         ("reset_us", c_int64),
         ("retry_after_us", c_int64),
         ("next_us", c_int64),
+        ("before", c_uint64),
         ("charged", c_uint64),
     )
 

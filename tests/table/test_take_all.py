@@ -160,7 +160,7 @@ class Words:
         return Outstanding(now_us, cost, self._to.value, state)
 
     def give_back(self, state: State, charge: Outstanding, _clock_us: int) -> State:
-        self._call.charged = charge.wrote
+        self._call.before, self._call.charged = charge.before, charge.wrote
         return int(self._give_back(ctypes.addressof(self._call), state, charge.cost))
 
 
@@ -278,6 +278,25 @@ def test_charge_that_was_built_on_stays(table: SharedTable) -> None:
         assert table.take(policy, "k", 1, now_us=T0).allowed
         second.give_back()
         assert table.peek(policy, "k", now_us=T0).remaining == remaining
+
+
+@pytest.mark.parametrize("policy", [FixedWindow(10, 60), SlidingCounter(10, 60)], ids=str)
+@pytest.mark.parametrize("later_us", [60 * 10**6, 120 * 10**6, 180 * 10**6])
+def test_late_worker_finds_no_empty_window(table: SharedTable, policy: Policy, later_us: int) -> None:
+    """A window was spent; a charge in a later one was given back: who still judges as of the first one gets nothing."""
+    for _ in range(10):
+        assert table.take(policy, "k", now_us=T0).allowed
+    table.charge_all([(policy, b"k", 1)], T0 + later_us).give_back()
+    assert not any(table.take(policy, "k", now_us=T0 + 5).allowed for _ in range(30))
+    # Two that overlap: the last of them stays, since it has not opened the window.
+    first = table.charge_all([(policy, b"k", 1)], T0 + later_us)
+    second = table.charge_all([(policy, b"k", 1)], T0 + later_us)
+    if first.stands and second.stands:
+        first.give_back()
+        second.give_back()
+        allowed = sum(table.take(policy, "k", now_us=T0 + 5).allowed for _ in range(30))
+        allowed += sum(table.take(policy, "k", now_us=T0 + later_us).allowed for _ in range(30))
+        assert allowed <= 9
 
 
 def test_the_scarcest_limit_is_charged_first(table: SharedTable) -> None:
