@@ -12,7 +12,7 @@ if not _slots.isdecimal():
     raise SystemExit(f"SHMLIMIT_SLOTS must be a number of slots, such as 65536, not {_slots!r}")
 
 _name = os.environ.get("SHMLIMIT_NAME", "shmlimit-demo")
-_file = os.environ.get("SHMLIMIT_DB", f"{_name}.sqlite3")
+_file = os.environ.get("SHMLIMIT_DB") or f"{_name}.sqlite3"
 
 # Last: it wraps the hooks above it, and one below it would replace it.
 install(globals(), name=_name, slots=int(_slots), sqlite=_file)

@@ -88,7 +88,7 @@ class Guard:
                 check_cost(cost)
             except ValueError as error:
                 raise ConfigError(f"{error} (or a callable of the request that gives one)") from None
-        if headers not in fields.DIALECTS:
+        if not isinstance(headers, str) or headers not in fields.DIALECTS:
             raise ConfigError(f"headers must be one of {', '.join(map(repr, fields.DIALECTS))}, not {headers!r}")
         if not isinstance(fail_open, bool):
             raise ConfigError(f"fail_open must be True or False, not {fail_open!r}")

@@ -73,7 +73,7 @@ class Limiter:
 
 def check_store(store: object) -> None:
     """Raise `ConfigError` for an object that is no store."""
-    if not callable(getattr(store, "take", None)):
+    if isinstance(store, type) or not all(callable(getattr(store, name, None)) for name in ("take", "supports")):
         raise ConfigError(f'store must be a store, such as SharedTable.open("a-name"), not {store!r}')
 
 

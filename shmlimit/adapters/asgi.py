@@ -41,7 +41,7 @@ class RateLimit:
         if scope["type"] not in {"http", "websocket"}:
             await self._app(scope, receive, send)
             return
-        path = below_mount(scope["path"], scope.get("root_path", ""))
+        path = below_mount(scope["path"], scope.get("root_path") or "")
         verdict = await self._gate.acheck(scope.get("method", "GET"), path, scope)
         if verdict.status is not None:
             await _refuse(verdict, scope, receive, send)
@@ -53,7 +53,7 @@ class RateLimit:
             if message["type"] in _STARTS:
                 kept = [
                     header
-                    for header in map(tuple, message.get("headers", ()))
+                    for header in map(tuple, message.get("headers") or ())
                     if not header[0].lower().startswith(ours)
                 ]
                 message = {**message, "headers": kept + fields}

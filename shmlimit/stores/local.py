@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from shmlimit.errors import ConfigError
 from shmlimit.policies.base import Decision, Policy
 from shmlimit.policies.requests import Request, join
 from shmlimit.stores.base import BaseStore
@@ -22,6 +23,10 @@ class LocalStore(BaseStore):
     """
 
     def __init__(self, table: SharedTable, sqlite: SqliteStore) -> None:
+        if not isinstance(table, SharedTable) or not isinstance(sqlite, SqliteStore):
+            raise ConfigError(
+                f"LocalStore(table, sqlite) takes a SharedTable and a SqliteStore, not {table!r}, {sqlite!r}"
+            )
         self.table = table
         self.sqlite = sqlite
 

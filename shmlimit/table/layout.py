@@ -6,7 +6,7 @@ Header, two pages (8,192 bytes):
 
 | offset | field           | type  | what                                                                          |
 |-------:|-----------------|-------|-------------------------------------------------------------------------------|
-|      0 | magic           | u8    | `MAGIC`, written last; `MAKING` while the header is written; 0 before          |
+|      0 | magic           | u8    | `MAGIC`, written last; until then `MAKING`, before the segment has its size    |
 |      8 | version         | u4    | of this layout                                                                |
 |     12 | header_bytes    | u4    | 8,192                                                                         |
 |     16 | slots           | u8    | slots of the main region, a multiple of 8                                     |
@@ -48,7 +48,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 MAGIC = int.from_bytes(b"shmlimit", "little")
-MAKING = int.from_bytes(b"shmlimi?", "little")
+MAKING_BYTES = b"shmlimi?"
+MAKING = int.from_bytes(MAKING_BYTES, "little")
 VERSION = 1
 HEADER_BYTES = 8192
 SLOT_BYTES = 16
@@ -88,15 +89,13 @@ def segment_bytes(slots: int) -> int:
 
 def write_header(mapping: mmap, slots: int, secret: bytes, clock_offset_us: int) -> None:
     """Makes a zeroed segment a table; the magic goes last, so that half a header is never taken for one."""
-    _MAGIC.pack_into(mapping, 0, MAKING)
     _HEADER.pack_into(mapping, 0, MAKING, VERSION, HEADER_BYTES, slots, group_slots(slots), secret, clock_offset_us)
     _MAGIC.pack_into(mapping, 0, MAGIC)
 
 
 def is_half_made(mapping: mmap) -> bool:
-    """Whether a maker died before the header was complete; another program's segment isn't taken for that."""
-    magic = _MAGIC.unpack_from(mapping, 0)[0]
-    return magic == MAKING or (magic == 0 and not any(mapping[:LANES_AT]))
+    """Whether a maker died before the header was complete. It had marked the segment before it gave it a size."""
+    return mapping[: _MAGIC.size] == MAKING_BYTES
 
 
 def read_slots(name: str, mapping: mmap) -> int:

@@ -62,6 +62,8 @@ def interval_of(limit: int, period_us: int) -> tuple[int, int]:
 @lru_cache(maxsize=1024)  # stores ask it for each request
 def misfit(policy: Policy) -> str | None:
     """Why the table can't keep `policy`, as a text that names the bound; `None` when it can."""
+    if not isinstance(policy, Policy):
+        raise ConfigError(f'a store takes policies, such as shmlimit.parse("10/minute"), not {policy!r}')
     if type(policy) in {TokenBucket, Gcra}:
         return _bucket_misfit(policy)
     forms = FORMS.get(type(policy))

@@ -28,7 +28,7 @@ from mmap import mmap
 from pathlib import Path
 
 from shmlimit.errors import ConfigError, LayoutError, StoreError, TableExistsError, TableNotFoundError
-from shmlimit.table.layout import is_half_made
+from shmlimit.table.layout import MAKING_BYTES, is_half_made
 
 _LINUX = sys.platform.startswith("linux")
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,29}", re.ASCII)
@@ -150,8 +150,8 @@ def _settle(
         if not may_attach:
             raise TableExistsError(errno.EEXIST, "this table exists; SharedTable.open would attach to it", name)
         is_new = False
-    if alone and not _try_lock(lock_fd, fcntl.LOCK_SH):
-        return None  # changing the lock isn't atomic, and somebody has it for a moment
+    if alone and not _share(lock_fd):
+        return None
     return Segment(name, mapping, lock_fd, is_new=is_new, is_alone=alone)
 
 
@@ -211,9 +211,21 @@ def _try_lock(fd: int, kind: int) -> bool:
     return True
 
 
+def _share(fd: int) -> bool:
+    """Changes an exclusive lock into a shared one. That isn't atomic: somebody else may have it for a moment."""
+    deadline = time.monotonic() + _MAKER_WAIT_S
+    while not _try_lock(fd, fcntl.LOCK_SH):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.005)
+    return True
+
+
 def _allocate(name: str, fd: int, size: int) -> mmap:
     """Sizes an empty segment and has its pages allocated; removes it again where there is no space."""
     try:
+        if _LINUX:  # marked before it has a size: should this process die, others know whose it is (macOS can't write)
+            os.pwrite(fd, MAKING_BYTES, 0)
         os.ftruncate(fd, size)
         if hasattr(os, "posix_fallocate"):
             try:
@@ -249,8 +261,10 @@ def remove(name: str) -> bool:
     if fd is None:
         raise TableNotFoundError(errno.ENOENT, "no such table", name)
     try:
-        size = os.fstat(fd).st_size
-        if size and not mmap(fd, size)[:7] == b"shmlimi" and not is_half_made(mmap(fd, size)):
+        status = os.fstat(fd)
+        size = status.st_size
+        mine = not _LINUX or stat.S_ISREG(status.st_mode)
+        if not mine or (size and not mmap(fd, size)[:7] == b"shmlimi" and not is_half_made(mmap(fd, size))):
             raise LayoutError(f"shared memory {name!r} is not removed", found="another program's", expected="a table")
         lock_fd = _lock_file(name, fd)
         try:

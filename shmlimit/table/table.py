@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 NOW_MAX_US = 4_133_980_800_000_000  # 2101-01-01: with the longest refill on top it still fits a state word
 # Of keys and costs: above every quota, within a C int, and (PERF) one digit of a Python integer, compared in line.
 _INT_MAX = 2**30 - 1
-_IDS_MAX = 1024
+_POLICIES_MAX = 1024
 _ANSWER = struct.Struct("@?5q")  # of struct call, from `allowed` on
 _unpack = _ANSWER.unpack
 _new_decision = tuple.__new__
@@ -226,7 +226,7 @@ class SharedTable:
         """Whether the table can keep `policy`: buckets that refill within ten years; fixed windows to a limit of
         524,287, or 10**9 from 4 s on; sliding counters to 511, or 16,383 from 1 s on; windows to 366 days.
         """
-        return misfit(policy) is None
+        return isinstance(policy, Policy) and misfit(policy) is None
 
     async def atake(self, policy: Policy, key: str | bytes, cost: int = 1, *, now_us: int | None = None) -> Decision:
         """`take`, which never blocks."""
@@ -308,12 +308,14 @@ class SharedTable:
 
     def _borrow(self, policy: Policy) -> tuple[Pool, Call]:
         """A spare call for `policy` (made where there is none) and the pool that it is to be given back to."""
-        pool = self._pools.get(policy)
+        pool = self._pools.get(policy) if isinstance(policy, Policy) else None
         if pool is None:
             self._opened()  # a closed table is told first
             check_fit(policy)
+            if len(self._pools) >= _POLICIES_MAX:  # an application with a policy for each customer
+                self._pools = {}
             pool = self._pools.setdefault(policy, deque())
-        if len(self._by_id) >= _IDS_MAX:  # an application that makes its policies anew for each request
+        if len(self._by_id) >= _POLICIES_MAX:  # one that makes its policies anew for each request
             self._by_id = {}
         self._by_id[id(policy)] = policy, pool
         try:

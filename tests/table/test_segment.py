@@ -226,7 +226,11 @@ def test_symbolic_link_is_not_followed(name: str, tmp_path: Path) -> None:
 
 
 @linux
-@pytest.mark.parametrize("content", [b"x" * 4096, b"\0" * 100 + b"data" + b"\0" * 20000], ids=["small", "zeros first"])
+@pytest.mark.parametrize(
+    "content",
+    [b"x" * 4096, b"\0" * 100 + b"data" + b"\0" * 20000, b"\0" * 8, b"\0\1\2", b"\0" * 2**20],
+    ids=["small", "zeros first", "a word of zeros", "three bytes", "a mebibyte of zeros"],
+)
 def test_segment_of_another_program_is_left_alone(name: str, content: bytes) -> None:
     """What isn't a table is neither used, made anew nor removed."""
     (SHM / name).write_bytes(content)
@@ -242,8 +246,13 @@ def test_segment_of_another_program_is_left_alone(name: str, content: bytes) -> 
 @linux
 @pytest.mark.parametrize(
     "content",
-    [b"", b"\0" * 20000, layout.MAKING.to_bytes(8, "little") + b"\1" * 30 + b"\0" * 20000],
-    ids=["not sized", "not begun", "half a header"],
+    [
+        b"",
+        layout.MAKING_BYTES,
+        layout.MAKING_BYTES + b"\0" * 20000,
+        layout.MAKING_BYTES + b"\1" * 30 + b"\0" * 20000,
+    ],
+    ids=["not begun", "not sized", "no header", "half a header"],
 )
 def test_half_made_segment_is_made_anew(name: str, content: bytes) -> None:
     """A maker that died in the middle leaves nothing that anybody uses, and nothing that stands in the way."""
@@ -330,6 +339,15 @@ def test_unlink_spares_another_table_of_the_name(name: str) -> None:
         assert not (SHM / name).exists()
         second.unlink()
     first.close()
+
+
+@linux
+def test_remove_takes_nothing_but_segments(name: str) -> None:
+    """A pipe in /dev/shm isn't a table."""
+    os.mkfifo(SHM / name)
+    with pytest.raises(LayoutError):
+        segment.remove(name)
+    (SHM / name).unlink()
 
 
 def test_remove_tells_whether_it_is_in_use(name: str) -> None:
