@@ -5,13 +5,27 @@ from __future__ import annotations
 import asyncio
 import inspect
 import io
+import sys
 import wsgiref.validate
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import pytest
 
 from shmlimit.adapters import _gate
+
+
+@pytest.fixture(autouse=True)
+def _event_loop() -> Iterator[None]:
+    """On Python 3.10 falcon's test client takes the thread's event loop, which an `asyncio.run` before has unset."""
+    if sys.version_info >= (3, 11):
+        yield
+        return
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    yield
+    asyncio.set_event_loop(None)
+    loop.close()
 
 
 class Answer(NamedTuple):
