@@ -26,7 +26,7 @@ from typing import NamedTuple, TypeAlias, TypeVar
 
 ROOT = Path(__file__).parents[2]
 SHM = Path("/dev/shm")
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 Found = TypeVar("Found")
 
@@ -225,7 +225,9 @@ class Server:
         own = ["--bind", f"127.0.0.1:{port}", "--workers", str(workers), "--pid", str(self._pidfile)]
         kept = {name: text for name, text in os.environ.items() if not name.startswith(("GUNICORN_", "SHMLIMIT_"))}
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-        kept |= {"PYTHONPATH": path, "GUNICORN_CMD_ARGS": shlex.join([*own, "--no-control-socket"])}
+        # A worker that is just booting can miss a TERM; gunicorn kills it after the graceful timeout, 30 s by default.
+        own += ["--no-control-socket", "--graceful-timeout", "5"]
+        kept |= {"PYTHONPATH": path, "GUNICORN_CMD_ARGS": shlex.join(own)}
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
                 [*launcher, *arguments],
