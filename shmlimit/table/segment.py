@@ -48,11 +48,9 @@ def check_name(name: str) -> str:
 class Segment:
     """A mapped segment. `mapping` stays mapped, and the segment counts as used, until the last reference is gone."""
 
-    def __init__(self, name: str, mapping: mmap, lock_fd: int, *, is_new: bool, is_alone: bool) -> None:
+    def __init__(self, name: str, mapping: mmap, lock_fd: int) -> None:
         self.name = name
         self.mapping = mapping
-        self.is_new = is_new
-        self.is_alone = is_alone
         self._inode = os.fstat(lock_fd).st_ino
         # The lock must outlive every view of the mapping, and not this object.
         weakref.finalize(mapping, os.close, lock_fd).atexit = False
@@ -137,7 +135,6 @@ def _settle(
             raise _half_made(name)
         mapping = _allocate(name, fd, size)
         initialise(mapping)
-        is_new = True
     else:
         mapping = mmap(fd, status.st_size)
         if is_half_made(mapping):
@@ -149,10 +146,9 @@ def _settle(
             return None
         if not may_attach:
             raise TableExistsError(errno.EEXIST, "this table exists; SharedTable.open would attach to it", name)
-        is_new = False
     if alone and not _share(lock_fd):
         return None
-    return Segment(name, mapping, lock_fd, is_new=is_new, is_alone=alone)
+    return Segment(name, mapping, lock_fd)
 
 
 def _half_made(name: str) -> LayoutError:

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from shmlimit import FixedWindow, Gcra, SlidingCounter, SlidingLog, TokenBucket
 from shmlimit.stores.sqlite import SqliteStore
 
 T0 = 1_767_225_600_000_000  # 2026-01-01, a whole minute
+S = 1_000_000
+DAY = 86_400 * S
+KINDS = [TokenBucket, Gcra, FixedWindow, SlidingLog, SlidingCounter]
+TEN = TokenBucket(10, 60)
+SECOND = TokenBucket(1, 1)
+
+
+def rows(store: SqliteStore) -> list[Any]:
+    with contextlib.closing(sqlite3.connect(store.path)) as connection:
+        return connection.execute(f'SELECT * FROM "{store.table}" ORDER BY id').fetchall()
 
 
 class Clock:

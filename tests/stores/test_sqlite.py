@@ -6,7 +6,6 @@ import contextlib
 import sqlite3
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,20 +13,7 @@ from hypothesis import strategies as st
 
 from shmlimit import FixedWindow, Gcra, Policy, SlidingCounter, SlidingLog, TokenBucket
 from shmlimit.stores.sqlite import PURGE_ROWS, SqliteStore
-from tests.stores.conftest import T0, Clock
-
-S = 1_000_000
-DAY = 86_400 * S
-KINDS = [TokenBucket, Gcra, FixedWindow, SlidingLog, SlidingCounter]
-TEN = TokenBucket(10, 60)
-SECOND = TokenBucket(1, 1)
-NOBODY = 65534
-
-
-def rows(store: SqliteStore) -> list[Any]:
-    with contextlib.closing(sqlite3.connect(store.path)) as connection:
-        return connection.execute(f'SELECT * FROM "{store.table}" ORDER BY id').fetchall()
-
+from tests.stores.conftest import DAY, KINDS, SECOND, T0, TEN, Clock, S, rows
 
 # ---- the wall clock --------------------------------------------------------------------------------------------------
 

@@ -13,21 +13,11 @@ from typing import Any
 
 import pytest
 
-from shmlimit import ConfigError, FixedWindow, Gcra, SlidingCounter, SlidingLog, StoreError, TokenBucket
+from shmlimit import ConfigError, StoreError, TokenBucket
 from shmlimit.stores.sqlite import SqliteStore, valid_table_name
-from tests.stores.conftest import T0, Clock
+from tests.stores.conftest import T0, TEN, Clock, S, rows
 
-S = 1_000_000
-DAY = 86_400 * S
-KINDS = [TokenBucket, Gcra, FixedWindow, SlidingLog, SlidingCounter]
-TEN = TokenBucket(10, 60)
-SECOND = TokenBucket(1, 1)
 NOBODY = 65534
-
-
-def rows(store: SqliteStore) -> list[Any]:
-    with contextlib.closing(sqlite3.connect(store.path)) as connection:
-        return connection.execute(f'SELECT * FROM "{store.table}" ORDER BY id').fetchall()
 
 
 # ---- transactions ----------------------------------------------------------------------------------------------------

@@ -265,6 +265,19 @@ def test_half_made_segment_is_made_anew(name: str, content: bytes) -> None:
 
 
 @linux
+def test_maker_that_died_is_followed(name: str) -> None:
+    """A maker that is killed before the header is written leaves a segment that the next one makes anew."""
+
+    def make() -> None:
+        segment.open_segment(name, layout.segment_bytes(64), lambda _: os._exit(9), may_make=True, may_attach=False)
+
+    assert in_child(make) == 9
+    assert (SHM / name).stat().st_size == layout.segment_bytes(64)
+    with SharedTable.open(name, 128) as table:
+        assert table.take(POLICY, "k").allowed
+
+
+@linux
 def test_maker_that_is_stopped_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Waiting for a maker is bounded, and the error says what to do."""
     import fcntl

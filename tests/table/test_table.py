@@ -390,3 +390,11 @@ def test_call_under_way_is_not_disturbed(table: SharedTable) -> None:
 
     table._take = interrupted
     assert not table.take(once, "spent").allowed
+
+
+def test_policies_do_not_pile_up(table: SharedTable) -> None:
+    """An application with a policy for each customer keeps no more prepared than a bound; counts go on."""
+    for number in range(1, 3001):
+        table.take(TokenBucket(number, 3600), "k")
+    assert len(table._pools) <= 1024
+    assert table.peek(TokenBucket(7, 3600), "k").remaining == 6

@@ -299,6 +299,15 @@ def test_late_worker_finds_no_empty_window(table: SharedTable, policy: Policy, l
         assert allowed <= 9
 
 
+@pytest.mark.parametrize(("policy", "lives"), [(FixedWindow(10, 60), 1), (SlidingCounter(10, 60), 2)], ids=str)
+def test_window_of_nothing_keeps_its_place(table: SharedTable, policy: Policy, lives: int) -> None:
+    """A new key's only charge was given back: who comes with an older time counts in that window, not in one before."""
+    table.charge_all([(policy, b"k", 1)], T0 + 120 * 10**6).give_back()
+    late = table.take(policy, "k", now_us=T0)
+    assert (late.allowed, late.remaining) == (True, 9)
+    assert late.reset_us == (120 + 60 * lives) * 10**6
+
+
 def test_the_scarcest_limit_is_charged_first(table: SharedTable) -> None:
     """One that denies after all is then the first, and nothing was charged that another could build on."""
     charged: list[Policy] = []
