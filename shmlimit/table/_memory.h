@@ -50,18 +50,32 @@ _Static_assert(offsetof(struct header, lanes) == 512 && sizeof(struct header) ==
 
 /* ---- touching it ------------------------------------------------------------------------------------------------ */
 
+/* Comes before each access to shared memory that others may change.  A test build puts a scheduler here. */
+#ifndef YIELD
+#define YIELD(word) ((void)(word))
+#endif
+
 /* Sequentially consistent, not just acquire: no look of a second scan may pass the swap that reserved.  Costs nothing on
  * x86-64, and on arm64 it is `ldar`, where acquire may be `ldapr`, which can pass a store. */
-static inline uint64_t look(const uint64_t *word) { return __atomic_load_n(word, __ATOMIC_SEQ_CST); }
+static inline uint64_t look(const uint64_t *word) {
+    YIELD(word);
+    return __atomic_load_n(word, __ATOMIC_SEQ_CST);
+}
 
-static inline void add(uint64_t *word, uint64_t n) { __atomic_fetch_add(word, n, __ATOMIC_RELAXED); }
+/* Gives what was there before. */
+static inline uint64_t add(uint64_t *word, uint64_t n) {
+    YIELD(word);
+    return __atomic_fetch_add(word, n, __ATOMIC_RELAXED);
+}
 
 static inline int swap_word(uint64_t *word, uint64_t from, uint64_t to) {
+    YIELD(word);
     return __sync_bool_compare_and_swap(word, from, to);
 }
 
 static inline int swap_pair(struct slot *slot, uint64_t fingerprint, uint64_t state, uint64_t to_fingerprint,
                             uint64_t to_state) {
+    YIELD(&slot->fingerprint);
 #if HAVE_PAIR_CAS
     typedef unsigned __int128 pair __attribute__((may_alias));
     pair from = (pair)state << 64 | fingerprint, to = (pair)to_state << 64 | to_fingerprint;

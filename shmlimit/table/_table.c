@@ -139,7 +139,7 @@ static struct room make_room(const struct table *t, struct slot *const bucket[CA
  * table's clock, the lane, and 13 bits of the lane's counter (8,192 in one millisecond through one lane is more than
  * the two swaps and three scans of each leave time for). */
 static uint64_t reserve(const struct table *t, const struct room *room, uint64_t fingerprint) {
-    uint64_t n = __atomic_fetch_add(&t->lane->nonces, 1, __ATOMIC_RELAXED);
+    uint64_t n = add(&t->lane->nonces, 1);
     uint64_t lane = (uint64_t)(t->lane - t->header->lanes);
     uint64_t ms = (uint64_t)(clock_us(t->header) / 1000) & ((UINT64_C(1) << 42) - 1);
     uint64_t word = ms << 19 | lane << 13 | (n & 8191);
