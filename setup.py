@@ -1,6 +1,7 @@
 """Builds the C helper as a plain shared library, so that one `py3-none-<platform>` wheel serves every Python."""
 
 import platform
+from glob import glob
 
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
@@ -29,7 +30,7 @@ setup(
         Extension(
             "shmlimit.table._table",
             sources=["shmlimit/table/_table.c"],
-            depends=["shmlimit/table/_memory.h", "shmlimit/table/_policies.h"],
+            depends=sorted(glob("shmlimit/table/*.h")),
             extra_compile_args=["-O2", "-std=c11", "-Wall", "-Wextra", "-fvisibility=hidden", *CX16],
         ),
     ],
