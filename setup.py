@@ -1,7 +1,7 @@
 """Builds the C helper as a plain shared library, so that one `py3-none-<platform>` wheel serves every Python."""
 
 import platform
-from glob import glob
+from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
@@ -30,7 +30,7 @@ setup(
         Extension(
             "shmlimit.table._table",
             sources=["shmlimit/table/_table.c"],
-            depends=sorted(glob("shmlimit/table/*.h")),
+            depends=sorted(map(str, Path("shmlimit/table").glob("*.h"))),
             extra_compile_args=["-O2", "-std=c11", "-Wall", "-Wextra", "-fvisibility=hidden", *CX16],
         ),
     ],

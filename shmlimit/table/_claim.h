@@ -1,4 +1,5 @@
-/* The protocol: how a key is found, takes a slot, and is decided on.  tests/models/claim.pml is its model.
+/* How a key, or a group of keys, is found in its region, takes a slot there, and is decided on: claim.pml in tests/models
+ * is the model of it.
  * Included by _table.c alone. */
 #include "_memory.h"
 #include "_policies.h"
@@ -9,16 +10,16 @@ enum { RESERVED_MS = 1000 };               /* so long others leave a reservation
 /* ---- looking ------------------------------------------------------------------------------------------------------- */
 
 /* A multiply-shift of three mixes of the fingerprint; candidates that fall together move on to the next bucket. */
-static void candidates(const struct table *t, uint64_t fingerprint, struct slot *bucket[CANDIDATES]) {
+static void candidates(const struct region *region, uint64_t fingerprint, struct slot *bucket[CANDIDATES]) {
     uint64_t at[CANDIDATES], mix = fingerprint;
     for (int i = 0; i < CANDIDATES; i++) {
-        at[i] = (mix >> 32) * t->buckets >> 32;
+        at[i] = (mix >> 32) * region->buckets >> 32;
         for (int j = 0; j < i; j++)
             if (at[j] == at[i]) {
-                at[i] = at[i] + 1 == t->buckets ? 0 : at[i] + 1;
+                at[i] = at[i] + 1 == region->buckets ? 0 : at[i] + 1;
                 j = -1;                    /* at most CANDIDATES - 1 moves, since a table has that many buckets */
             }
-        bucket[i] = t->slots + at[i] * BUCKET;
+        bucket[i] = region->slots + at[i] * BUCKET;
         mix = (mix ^ mix >> 32) * UINT64_C(0x9e3779b97f4a7c15) + 1;
     }
 }
@@ -64,7 +65,7 @@ struct room {
 /* Where a new key goes: an empty slot of the emptiest bucket that has one, else the longest expired state (or a dead
  * reservation) of the emptiest bucket.  "Expired" is as of `now_us`; how old a reservation is, the table's own clock
  * says.  The look is no snapshot, and need not be: the swap that follows compares the pair. */
-static struct room make_room(const struct table *t, struct slot *const bucket[CANDIDATES], int64_t now_us) {
+static struct room make_room(const struct header *header, struct slot *const bucket[CANDIDATES], int64_t now_us) {
     struct room best = {.until_us = INT64_MAX};
     int best_free = 0, best_empty = 0;
     int64_t clock_ms = -1;
@@ -81,7 +82,7 @@ static struct room make_room(const struct table *t, struct slot *const bucket[CA
                 empty = 1;
             } else if (is_reserved(state)) {
                 if (clock_ms < 0)
-                    clock_ms = clock_us(t->header) / 1000;
+                    clock_ms = clock_us(header) / 1000;
                 int64_t age_ms = clock_ms - reserved_ms(state);
                 if (age_ms < RESERVED_MS && age_ms > -RESERVED_MS) {
                     int64_t until_us = now_us + (RESERVED_MS - age_ms) * 1000;
@@ -126,63 +127,82 @@ static uint64_t reserve(const struct table *t, const struct room *room, uint64_t
     return word;
 }
 
-/* No room: denied until the first of the slots that were looked at may be free.  Cost 0 is always there to be had. */
-static int no_room(struct call *call, int64_t until_us, int64_t asked_us, int64_t cost) {
-    const struct policy *p = call->policy;
-    int64_t wait_us = max64(until_us - asked_us, 1);
-    call->allowed = cost == 0;
-    call->no_room = 1;
-    call->limit = p->quota;
-    call->remaining = 0;
-    call->reset_us = call->next_us = wait_us;
-    call->retry_after_us = cost == 0 ? 0 : wait_us;
-    return cost <= p->quota ? ANSWERED : NEVER;
-}
-
 /* ---- taking -------------------------------------------------------------------------------------------------------- */
 
 struct request {                           /* one call, with all that follows from its key */
     struct call *call;
-    struct table *table;
+    const struct table *table;
+    const struct region *region;           /* the table's keys, or its groups */
     uint64_t fingerprint;
     struct slot *bucket[CANDIDATES];
-    int64_t asked_us, cost;
+    int64_t asked_us;                      /* waits are counted from here */
+    int64_t as_of_us;                      /* and states judged as of this: later for a group */
+    int64_t cost;
     int counts;                            /* a take: it stands by itself, so it is counted at once */
     int writes;                            /* a take or a charge that may change a state */
 };
 
 enum mode { PEEK, CHARGE, TAKE };
 
+static void point(struct request *r, const struct region *region, const unsigned char *name, int length) {
+    r->region = region;
+    r->fingerprint = siphash(r->call->policy->key, name, (size_t)length);
+    r->fingerprint += r->fingerprint == 0; /* 0 means empty */
+    candidates(region, r->fingerprint, r->bucket);
+}
+
 static struct request request(struct call *call, const unsigned char *key, int length, int64_t cost, enum mode mode) {
     const struct policy *p = call->policy;
     struct request r = {.call = call, .table = p->table, .cost = cost, .counts = mode == TAKE};
-    r.asked_us = call->now_us >= 0 ? call->now_us : clock_us(r.table->header);
-    r.fingerprint = siphash(p->key, key, (size_t)length);
-    r.fingerprint += r.fingerprint == 0;   /* 0 means empty */
+    r.as_of_us = r.asked_us = call->now_us >= 0 ? call->now_us : clock_us(r.table->header);
     r.writes = mode != PEEK && cost > 0 && cost <= p->quota;
+    call->tries = TRIES;
     call->charged = 0;
-    candidates(r.table, r.fingerprint, r.bucket);
+    call->in_group = 0;
+    point(&r, &r.table->keys, key, length);
     return r;
 }
 
+static inline int is_of_group(const struct request *r) { return r->region == &r->table->groups; }
+
+/* The same request to the group of its key: keys of a policy share 256 of them. */
+static struct request group_of(const struct request *r, int64_t as_of_us) {
+    struct request group = *r;
+    unsigned char number = (unsigned char)r->fingerprint;
+    group.as_of_us = as_of_us;
+    point(&group, &r->table->groups, &number, 1);
+    return group;
+}
+
+/* Whether the call may look once more; all loops of a call draw on one bound. */
+static inline int may_try(const struct request *r) { return r->call->tries-- > 0; }
+
 static inline void lost(const struct request *r) { add(&r->table->lane->contended, 1); }
-
-static int counted(const struct request *r, int status) {
-    if (r->counts && status >= 0)
-        add(r->call->allowed ? &r->table->lane->allowed : &r->table->lane->denied, 1);
-    return status;
-}
-
-static int full(const struct request *r, int64_t until_us) {
-    int status = no_room(r->call, until_us, r->asked_us, r->cost);
-    struct lane *lane = r->table->lane;
-    if (r->counts)
-        add(r->call->allowed ? &lane->allowed : status == NEVER ? &lane->denied : &lane->full, 1);
-    return status;
-}
 
 static int is_unchanged(const struct request *r, const struct found *f) {
     return look(&f->slot->fingerprint) == r->fingerprint && look(&f->slot->state) == f->state;
+}
+
+/* The time of a state that begins: no earlier than the expiry of anything that was forgotten. */
+static int64_t raised_us(const struct request *r) {
+    uint64_t watermark = look(&r->table->header->watermark_us);
+    if (watermark <= (uint64_t)r->as_of_us)
+        return r->as_of_us;
+    return watermark < (uint64_t)NOW_MAX_US ? (int64_t)watermark : NOW_MAX_US;
+}
+
+/* Stores the state that was judged.  Before a group has a charge, it is published until when groups are in use: so a
+ * claimer that doesn't read the group has its reservation in the table before the charge, and the charger finds it. */
+static int store(const struct request *r, const struct found *f, uint64_t to) {
+    if (is_of_group(r) && !raise_word(&r->table->header->shared_until_us, (uint64_t)expiry_us(to)))
+        return CONTENDED;
+    if (!swap_pair(f->slot, r->fingerprint, f->state, r->fingerprint, to)) {
+        lost(r);
+        return AGAIN;
+    }
+    r->call->before = f->reserved ? 0 : f->state;
+    r->call->charged = to;
+    return ANSWERED;
 }
 
 /* Decides on a committed state.  AGAIN when the slot changed meanwhile: a charge is only given for a swap of the very
@@ -191,49 +211,89 @@ static int hit(const struct request *r, const struct found *f) {
     uint64_t to;
     if (kind_of(f->state) != r->call->policy->kind)
         return is_unchanged(r, f) ? CORRUPT : AGAIN;
-    int status = judge(r->call, f->state, r->asked_us, r->asked_us, r->cost, &to);
+    int status = judge(r->call, f->state, r->as_of_us, r->asked_us, r->cost, &to);
     if (!r->writes || !r->call->allowed)
         return is_unchanged(r, f) ? status : AGAIN;
-    if (swap_pair(f->slot, r->fingerprint, f->state, r->fingerprint, to)) {
-        r->call->before = f->state, r->call->charged = to;
-        return status;
+    int stored = store(r, f, to);
+    return stored == ANSWERED ? status : stored;
+}
+
+/* The state of the key's group, 0 where it has none or none is in use. */
+static int read_group(const struct request *r, uint64_t *state) {
+    *state = 0;
+    if (is_of_group(r) || look(&r->table->header->shared_until_us) <= (uint64_t)r->asked_us)
+        return ANSWERED;
+    struct request group = group_of(r, r->asked_us);
+    while (may_try(r)) {
+        struct found f = find(group.bucket, group.fingerprint, 0);
+        if (!f.slot || f.reserved)
+            return ANSWERED;
+        if (!is_unchanged(&group, &f))
+            continue;
+        if (kind_of(f.state) != r->call->policy->kind)
+            return CORRUPT;
+        *state = f.state;
+        return ANSWERED;
     }
+    return CONTENDED;
+}
+
+/* Decides on a state that begins: from a fresh one, or from that of the key's group, which may have hits of the key.  As
+ * of no earlier time than anything that was forgotten: perhaps this very key was, or its group.  The watermark is read
+ * after the scans that did not find them, and whoever forgot them had published before that. */
+static int fresh(const struct request *r, uint64_t *to) {
+    uint64_t from;
+    int status = read_group(r, &from);
+    if (status < 0)
+        return status;
+    int64_t as_of_us = raised_us(r);
+    status = judge(r->call, from, as_of_us, r->asked_us, r->cost, to);
+    r->call->shared = from && expiry_us(from) > as_of_us;
+    return status;
+}
+
+/* Makes a reservation the key's state: a whole scan since I first saw exactly this one found it alone. */
+static int commit(const struct request *r, const struct found *f) {
+    uint64_t to;
+    int status = fresh(r, &to);
+    if (status < 0)
+        return status;
+    if (r->call->allowed) {
+        int stored = store(r, f, to);
+        return stored == ANSWERED ? status : stored;
+    }
+    if (swap_pair(f->slot, r->fingerprint, f->state, 0, 0))
+        return status;                     /* its group denies */
     lost(r);
     return AGAIN;
 }
 
-/* Decides on a fresh state, as of no earlier time than anything that was forgotten: perhaps this very key was.  The
- * watermark is read after the scan that did not find the key, and whoever forgot it had published before that. */
-static int fresh(const struct request *r, uint64_t *to) {
-    uint64_t watermark = look(&r->table->header->watermark_us);
-    int64_t as_of_us = r->asked_us;
-    if (watermark > (uint64_t)as_of_us)
-        as_of_us = watermark < (uint64_t)NOW_MAX_US ? (int64_t)watermark : NOW_MAX_US;
-    return judge(r->call, 0, as_of_us, r->asked_us, r->cost, to);
-}
-
-/* No room was found.  Another worker may have given the last free slot to this very key since the scan: then AGAIN. */
-static int full_unless_found(const struct request *r, const struct room *room) {
-    return find(r->bucket, r->fingerprint, 0).slot ? AGAIN : full(r, room->until_us);
-}
-
-/* The answer of a peek, or of a take that can change nothing, for a key that has no state. */
-static int report(const struct request *r, const struct found *f) {
+/* The answer for a key that has no state, where nothing is to be written: a peek, or its group denies. */
+static int report(const struct request *r) {
     uint64_t unused;
-    if (!f->slot) {
-        struct room room = make_room(r->table, r->bucket, r->asked_us);
-        if (!room.slot)
-            return full_unless_found(r, &room);
-    }
-    return counted(r, fresh(r, &unused));
+    return fresh(r, &unused);
 }
 
-/* The whole protocol; tests/models/claim.pml is its model. */
-static int decide(const struct request *r) {
+/* Takes the room for the key: gives the reservation, no slot where the swap was lost. */
+static int reserve_room(const struct request *r, const struct room *room, struct found *made) {
+    *made = (struct found){0};
+    /* Published before it is forgotten; what can't be published can't be forgotten. */
+    if (room->state && !is_reserved(room->state) &&
+        !raise_word(&r->table->header->watermark_us, (uint64_t)expiry_us(room->state)))
+        return CONTENDED;
+    uint64_t word = reserve(r->table, room, r->fingerprint);
+    if (word)
+        *made = (struct found){.slot = room->slot, .state = word, .reserved = 1};
+    else
+        lost(r);
+    return ANSWERED;
+}
+
+/* The whole protocol in one region.  NO_ROOM: the key has no slot there and finds none, until `room` may be free. */
+static int claim(const struct request *r, struct room *room) {
     struct found seen = {0};               /* the reservation of this key that I saw, or made, before the last scan */
     struct found made = {0};
-    uint64_t to;
-    for (int i = 0; i < TRIES; i++) {
+    while (may_try(r)) {
         struct found f = find(r->bucket, r->fingerprint, r->writes);
         if (f.slot && !f.reserved) {
             int status = hit(r, &f);
@@ -241,44 +301,36 @@ static int decide(const struct request *r) {
                 continue;
             if (made.slot && made.slot != f.slot) /* mine wasn't the one that was kept */
                 swap_pair(made.slot, r->fingerprint, made.state, 0, 0);
-            return counted(r, status);
-        }
-        if (!r->writes) {
-            int status = report(r, &f);
-            if (status == AGAIN)
-                continue;
             return status;
         }
-        if (f.several)
+        if (f.several && r->writes)
             continue;
-        if (f.slot) {
+        if (f.slot && r->writes) {
             if (seen.slot == f.slot && seen.state == f.state) {
-                /* A whole scan since I first saw exactly this reservation found it alone: commit. */
-                int status = fresh(r, &to);
-                if (swap_pair(f.slot, r->fingerprint, f.state, r->fingerprint, to)) {
-                    r->call->before = 0, r->call->charged = to;
-                    return counted(r, status);
-                }
-                lost(r);
+                int status = commit(r, &f);
+                if (status != AGAIN)
+                    return status;
                 f.slot = NULL;
             }
             seen = f;
             continue;
         }
-        struct room room = make_room(r->table, r->bucket, r->asked_us);
-        if (!room.slot) {
-            int status = full_unless_found(r, &room);
-            if (status == AGAIN)
+        if (f.slot)
+            return report(r);
+        *room = make_room(r->table->header, r->bucket, r->as_of_us);
+        if (!room->slot)
+            return NO_ROOM;
+        int status = report(r);
+        if (status < 0 || !r->writes)
+            return status;
+        if (!r->call->allowed) {           /* its group denies, unless it has a slot by now */
+            if (find(r->bucket, r->fingerprint, 0).slot)
                 continue;
             return status;
         }
-        if (room.state && !is_reserved(room.state) &&
-            !raise_word(&r->table->header->watermark_us, (uint64_t)expiry_us(room.state)))
-            return CONTENDED;              /* unpublished, so nothing may be forgotten */
-        made.state = reserve(r->table, &room, r->fingerprint);
-        made.slot = made.state ? room.slot : NULL;
-        if (!made.slot)
-            lost(r);
+        status = reserve_room(r, room, &made);
+        if (status < 0)
+            return status;
         seen = made;
     }
     return CONTENDED;

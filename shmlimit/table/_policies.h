@@ -4,11 +4,15 @@
 
 /* ---- what the Python side prepares, in its own memory ----------------------------------------------------------- */
 
+struct region {                            /* slots in buckets */
+    struct slot *slots;
+    uint64_t buckets;
+};
+
 struct table {                             /* one per attached table */
     struct header *header;
-    struct slot *slots;
     struct lane *lane;                     /* this process's; chosen again after a fork */
-    uint64_t buckets;
+    struct region keys, groups;
 };
 
 struct policy {                            /* one per table and policy: all that is constant for it */
@@ -25,16 +29,20 @@ struct policy {                            /* one per table and policy: all that
 struct call {                              /* one per call under way; never shared between two threads */
     const struct policy *policy;
     int64_t now_us;                        /* the caller's time, or -1: the table's clock */
-    uint8_t allowed;                       /* from here on: the answer, in the order of Decision */
-    uint8_t no_room;
-    int64_t limit, remaining, reset_us, retry_after_us, next_us;
+    uint8_t allowed;                       /* from here on: the answer, in the order of Decision ... */
+    uint8_t shared;                        /* it was decided over the state of a group */
+    uint8_t full;                          /* neither the key nor its group found room */
+    uint8_t in_group;                      /* the charge is the group's */
+    int64_t limit, remaining, reset_us, retry_after_us, next_us; /* ... to here */
     uint64_t before, charged;              /* of a charge, for giving it back: the word that it found (0: a fresh state)
                                               and the one that it wrote (0: none) */
+    int64_t tries;                         /* how often it may still look */
 };
 
-/* What a judgement and a call return: the answer is in `struct call`, for NEVER without a wait; below 0 there is none.
- * AGAIN stays inside: the slot changed under the hands, look again. */
-enum { ANSWERED = 0, NEVER = 1, CONTENDED = -1, CORRUPT = -2, AGAIN = -3 };
+/* What a judgement and a call return: bits, NEVER for an answer without a wait, CROWDED for one that says the table is too
+ * small; the answer is in `struct call`.  Below 0 there is none.  AGAIN (the slot changed under the hands) and NO_ROOM
+ * stay inside. */
+enum { ANSWERED = 0, NEVER = 1, CROWDED = 2, CONTENDED = -1, CORRUPT = -2, AGAIN = -3, NO_ROOM = -4 };
 
 /* ---- state words ------------------------------------------------------------------------------------------------- */
 
@@ -181,7 +189,7 @@ static uint64_t sliding_counter(struct call *call, uint64_t state, int64_t as_of
  * after the request in *to, which means something only where the request is allowed. */
 static int judge(struct call *call, uint64_t state, int64_t as_of_us, int64_t asked_us, int64_t cost, uint64_t *to) {
     const struct policy *p = call->policy;
-    call->allowed = call->no_room = 0;
+    call->allowed = call->shared = call->full = 0;
     call->limit = p->quota;
     call->reset_us = call->retry_after_us = call->next_us = 0;
     if (p->kind == GCRA)

@@ -21,10 +21,10 @@
 #include <signal.h>
 #include <sys/types.h>
 
-#include "_claim.h"
+#include "_share.h"
 
 #define EXPORT __attribute__((visibility("default")))
-#define ABI 2
+#define ABI 3
 
 /* ---- deciding ------------------------------------------------------------------------------------------------------ */
 
@@ -47,35 +47,26 @@ EXPORT int shmlimit_charge(struct call *call, const unsigned char *key, int leng
 /* Gives a charge back, from the same `struct call`; 1 when it was.  What can't be given back stays charged. */
 EXPORT int shmlimit_give_back(struct call *call, const unsigned char *key, int length, int cost) {
     uint64_t charged = call->charged;
+    int in_group = call->in_group;
     struct request r = request(call, key, length, cost, PEEK); /* which forgets the charge */
+    if (in_group)
+        r = group_of(&r, r.as_of_us);
     call->charged = charged;
-    for (int i = 0; charged && i < TRIES; i++) {
-        struct found f = find(r.bucket, r.fingerprint, 0);
-        if (!f.slot || f.reserved)
-            return 0;                      /* reset, or forgotten: nothing is left of it */
-        if (kind_of(f.state) != call->policy->kind)
-            continue;                      /* between two keys */
-        uint64_t to = give_back(call, f.state, cost);
-        if (to == f.state)
-            return 0;
-        if (swap_pair(f.slot, r.fingerprint, f.state, r.fingerprint, to))
-            return 1;
-        lost(&r);
-    }
-    return charged ? CONTENDED : 0;
+    return undo(&r);
 }
 
-/* Counts decisions that were made of charges: `allowed`, `denied` and, of the denied, those without room. */
-EXPORT void shmlimit_count(const struct table *t, int allowed, int denied, int full) {
+/* Counts decisions that were made of charges. */
+EXPORT void shmlimit_count(const struct table *t, int allowed, int denied, int shared, int full) {
     add(&t->lane->allowed, (uint64_t)allowed);
     add(&t->lane->denied, (uint64_t)denied);
+    add(&t->lane->shared, (uint64_t)shared);
     add(&t->lane->full, (uint64_t)full);
 }
 
 /* Forgets a live state on request: 1 when there was one.  No watermark: a reset is meant to grant the quota anew. */
 EXPORT int shmlimit_reset(struct call *call, const unsigned char *key, int length) {
     struct request r = request(call, key, length, 0, PEEK);
-    for (int i = 0; i < TRIES; i++) {
+    while (may_try(&r)) {
         struct found f = find(r.bucket, r.fingerprint, 0);
         if (!f.slot || f.reserved || expiry_us(f.state) <= r.asked_us)
             return 0;

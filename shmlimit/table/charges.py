@@ -52,7 +52,7 @@ class Charges:
 
     def keep(self) -> None:
         """The charges stand, and are counted."""
-        self._count(allowed=len(self._leases))
+        self._count(allowed=len(self._leases), shared=sum(lease.call[2].shared for lease in self._leases))
         self._release()
 
     def give_back(self) -> None:
@@ -81,22 +81,23 @@ class Charges:
 
     def _refuse(self) -> None:
         """What those say that didn't deny, and the counters."""
-        denied = full = 0
+        denied = shared = full = 0
         for number, lease in enumerate(self._leases):
             decision = self.decisions[number]
             if decision.allowed:
                 self.decisions[number] = self._ask(self._helper.peek, lease, 0)
-            elif lease.call[2].no_room and decision.retry_after_us is not None:
+            elif lease.call[2].full and decision.retry_after_us is not None:
                 full += 1
             else:
                 denied += 1
-        self._count(denied=denied, full=full)
+                shared += lease.call[2].shared
+        self._count(denied=denied, shared=shared, full=full)
 
     def _ask(self, function: Any, lease: _Lease, cost: int) -> Decision:
         return self._table._ask(function, lease.call, lease.key, cost)
 
-    def _count(self, *, allowed: int = 0, denied: int = 0, full: int = 0) -> None:
-        self._helper.count(self._table._opened()[1], allowed, denied, full)
+    def _count(self, *, allowed: int = 0, denied: int = 0, shared: int = 0, full: int = 0) -> None:
+        self._helper.count(self._table._opened()[1], allowed, denied, shared, full)
 
     def _release(self) -> None:
         for lease in self._leases:

@@ -14,12 +14,19 @@ from pathlib import Path
 
 from shmlimit.errors import StoreError
 
-ABI = 2
+ABI = 3
 LIBRARY = Path(__file__).with_name("_table.so")
 
-# What `take` and `peek` return: the answer lies in `struct call`, for NEVER without a wait; below 0 there is none.
-ANSWERED, NEVER = 0, 1
+# What the deciding calls return, in bits: the answer lies in `struct call`, for NEVER without a wait; CROWDED says that
+# the table is too small. Below 0 there is no answer.
+NEVER, CROWDED = 1, 2
 CONTENDED, CORRUPT = -1, -2
+
+
+class Region(Structure):
+    """`struct region`: slots in buckets."""
+
+    _fields_ = (("slots", c_void_p), ("buckets", c_uint64))
 
 
 class Table(Structure):
@@ -27,7 +34,7 @@ class Table(Structure):
 
     keep: object
 
-    _fields_ = (("header", c_void_p), ("slots", c_void_p), ("lane", c_void_p), ("buckets", c_uint64))
+    _fields_ = (("header", c_void_p), ("lane", c_void_p), ("keys", Region), ("groups", Region))
 
 
 class Policy(Structure):
@@ -58,7 +65,9 @@ class Call(Structure):
         ("policy", c_void_p),
         ("now_us", c_int64),
         ("allowed", c_uint8),
-        ("no_room", c_uint8),
+        ("shared", c_uint8),
+        ("full", c_uint8),
+        ("in_group", c_uint8),
         ("limit", c_int64),
         ("remaining", c_int64),
         ("reset_us", c_int64),
@@ -66,6 +75,7 @@ class Call(Structure):
         ("next_us", c_int64),
         ("before", c_uint64),
         ("charged", c_uint64),
+        ("tries", c_int64),
     )
 
 
@@ -98,7 +108,7 @@ class Helper:
         self.reset = fast.shmlimit_reset
         self.charge = fast.shmlimit_charge
         self.give_back = fast.shmlimit_give_back
-        self.count = _declare(fast.shmlimit_count, None, POINTER(Table), c_int, c_int, c_int)
+        self.count = _declare(fast.shmlimit_count, None, POINTER(Table), c_int, c_int, c_int, c_int)
         self.clock_offset_us = _declare(fast.shmlimit_clock_offset_us, c_int64)
         self.now_us = _declare(fast.shmlimit_now_us, c_int64, POINTER(Table))
         self.subkey = _declare(fast.shmlimit_subkey, None, POINTER(Policy), c_char_p, c_int)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import secrets
 import struct
@@ -35,6 +36,7 @@ _ANSWER = struct.Struct("@?5q")  # of struct call, from `allowed` on
 _unpack = _ANSWER.unpack
 _new_decision = tuple.__new__
 
+log = logging.getLogger("shmlimit")
 
 Call: TypeAlias = tuple[Any, memoryview, native.Call]
 """For one call at a time: its prepared argument, a view of its answer, and the structure (which keeps all mapped)."""
@@ -62,6 +64,7 @@ class SharedTable:
         # PERF: the pools once more, by the id of the policy object: a policy's hash is a Python call (60 ns). An id is
         # never another object's, since the entry keeps this one alive.
         self._by_id: dict[int, tuple[Policy, Pool]] = {}
+        self._warned = False  # that the table is too small
         self._slots = layout.read_slots(segment.name, segment.mapping)
         self._open_as: tuple[Segment, native.Table] | None = segment, _place(segment.mapping, self._slots)
         self._choose_lane()
@@ -250,14 +253,15 @@ class SharedTable:
         """How many slots hold a state that is live now. Looks at every slot: 10 ms for a table of 10**7."""
         _, table = self._opened()
         helper = native.helper()
-        return int(helper.count_live(table.slots, self._slots, helper.now_us(table)))
+        return int(helper.count_live(table.keys.slots, self._slots, helper.now_us(table)))
 
     def stats(self) -> dict[str, int]:
         """The counters over all processes since the table was made.
 
-        `allowed` and `denied` decisions of `take`; `full`, denials of a key that found no room; `shared`, decisions
-        over a group's state; `reclaimed`, expired slots that were given to another key; `contended`, swaps that were
-        lost to somebody else and tried again.
+        `allowed` and `denied` decisions; `shared`, those of them that were made over the state of a group: the key
+        found no slot, or had none while the group was in use; `full`, denials for which not even the group had room;
+        `reclaimed`, expired slots that were given to another key; `contended`, swaps that were lost to somebody else
+        and tried again.
         """
         return layout.read_counters(self._opened()[0].mapping)
 
@@ -292,10 +296,21 @@ class SharedTable:
         return self._unusual(status, values) if status else _new_decision(Decision, values)
 
     def _unusual(self, status: int, values: tuple[Any, ...]) -> Decision:
-        if status == native.NEVER:
+        if status < 0:
+            raise self._failure(status)
+        if status & native.CROWDED and not self._warned:
+            self._warned = True
+            log.warning(
+                "the table %r is too small: a new key found none of its %d slots free. Such keys share the count of a "
+                "group and may be denied early. Give the table %d slots (see `shared` and `full` in stats())",
+                self.name,
+                self._slots,
+                2 * self._slots,
+            )
+        if status & native.NEVER:
             allowed, limit, remaining, reset_us, _, next_us = values
             return Decision(allowed, limit, remaining, reset_us, None, next_us)
-        raise self._failure(status)
+        return _new_decision(Decision, values)
 
     def _failure(self, status: int) -> Exception:
         if status == native.CONTENDED:
@@ -340,7 +355,9 @@ def _place(mapping: mmap, slots: int) -> native.Table:
     """Where the table lies, for the helper; keeps the mapping as long as it lives."""
     anchor = ctypes.c_char.from_buffer(mapping)
     base = ctypes.addressof(anchor)
-    place = native.Table(header=base, slots=base + layout.HEADER_BYTES, buckets=slots // layout.BUCKET_SLOTS)
+    keys = native.Region(base + layout.HEADER_BYTES, slots // layout.BUCKET_SLOTS)
+    groups = native.Region(keys.slots + slots * layout.SLOT_BYTES, layout.group_slots(slots) // layout.BUCKET_SLOTS)
+    place = native.Table(header=base, keys=keys, groups=groups)
     place.keep = anchor
     return place
 
