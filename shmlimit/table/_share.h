@@ -54,17 +54,21 @@ static int undo(const struct request *r) {
  * A claimer reads the group after it has reserved.  Either that was after my charge, then the claimer counts it; or it
  * reserved before my charge, then I find the reservation now and clear it, or what it has become: then its hits and mine
  * must come together.  An expired slot is no less found, since it begins anew without a look at the group.  And it may
- * have been forgotten meanwhile: then the watermark has passed my stamp, or what it held had run out by then. */
+ * have been forgotten meanwhile: then the watermark has passed my stamp, or what it held had run out by then.
+ *
+ * One pass is enough, since whoever reserves behind it counts my charge: so two can't undo each other's work for ever. */
 static int stands_alone(const struct request *r, int64_t stamp_us) {
-    while (may_try(r)) {
-        struct found f = find(r->bucket, r->fingerprint, 0);
-        if (!f.slot)
-            return raised_us(r) <= stamp_us;
-        if (!f.reserved)
-            return 0;
-        swap_pair(f.slot, r->fingerprint, f.state, 0, 0);
+    for (int i = 0; i < CANDIDATES * BUCKET; i++) {
+        struct slot *slot = r->bucket[i / BUCKET] + i % BUCKET;
+        uint64_t state;
+        while (look(&slot->fingerprint) == r->fingerprint && (state = look(&slot->state)) != 0) {
+            if (!is_reserved(state) || !may_try(r))
+                return 0;
+            if (swap_pair(slot, r->fingerprint, state, 0, 0))
+                break;
+        }
     }
-    return 0;
+    return raised_us(r) <= stamp_us;
 }
 
 /* Decides for a key that found no room, over its group. */
