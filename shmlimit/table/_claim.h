@@ -154,7 +154,9 @@ static void point(struct request *r, const struct region *region, const unsigned
 static struct request request(struct call *call, const unsigned char *key, int length, int64_t cost, enum mode mode) {
     const struct policy *p = call->policy;
     struct request r = {.call = call, .table = p->table, .cost = cost, .counts = mode == TAKE};
-    r.as_of_us = r.asked_us = call->now_us >= 0 ? call->now_us : clock_us(r.table->header);
+    /* Within bounds, whatever the header says: the arithmetic of the policies is made for them. */
+    int64_t asked_us = call->now_us >= 0 ? call->now_us : max64(clock_us(r.table->header), 0);
+    r.as_of_us = r.asked_us = asked_us < NOW_MAX_US ? asked_us : NOW_MAX_US;
     r.writes = mode != PEEK && cost > 0 && cost <= p->quota;
     call->tries = TRIES;
     call->charged = 0;

@@ -132,6 +132,6 @@ static uint64_t siphash(const uint64_t key[2], const unsigned char *data, size_t
 
 static int64_t clock_us(const struct header *header) {
     struct timespec t;
-    clock_gettime(TABLE_CLOCK, &t);
-    return (int64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000 + header->clock_offset_us;
+    clock_gettime(TABLE_CLOCK, &t);        /* unsigned: a spoilt offset may be anything */
+    return (int64_t)((uint64_t)t.tv_sec * 1000000 + (uint64_t)t.tv_nsec / 1000 + (uint64_t)header->clock_offset_us);
 }

@@ -101,7 +101,7 @@ static inline int64_t gcra_tat(uint64_t state, int64_t d) {
 
 static inline int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
 
-static inline int64_t up(int64_t n, int64_t d) { return (n + d - 1) / d; } /* n >= 0 */
+static inline int64_t up(int64_t n, int64_t d) { return n / d + (n % d != 0); } /* n >= 0, also the largest there is */
 
 /* The generic cell rate algorithm, as in policies/gcra.py, in 1/d us.  64 bits are enough: a cost above the quota is
  * decided before it is multiplied, and nothing is added to the arrival time before the request is known to fit. */
