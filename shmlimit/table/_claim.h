@@ -56,6 +56,17 @@ static struct found find(struct slot *const bucket[CANDIDATES], uint64_t fingerp
     return f;
 }
 
+/* Whether the key has a slot, committed or reserved.  From the last to the first, since of several reservations the first
+ * is kept: a key that moves meanwhile moves towards this look, and is not missed. */
+static int is_there(struct slot *const bucket[CANDIDATES], uint64_t fingerprint) {
+    for (int i = CANDIDATES * BUCKET; i-- > 0;) {
+        const struct slot *slot = bucket[i / BUCKET] + i % BUCKET;
+        if (look(&slot->fingerprint) == fingerprint && look(&slot->state) != 0)
+            return 1;
+    }
+    return 0;
+}
+
 struct room {
     struct slot *slot;                     /* NULL: every slot that was looked at is in use */
     uint64_t fingerprint, state;           /* what is in it */
@@ -326,7 +337,7 @@ static int claim(const struct request *r, struct room *room) {
         if (status < 0 || !r->writes)
             return status;
         if (!r->call->allowed) {           /* its group denies, unless it has a slot by now */
-            if (find(r->bucket, r->fingerprint, 0).slot)
+            if (is_there(r->bucket, r->fingerprint))
                 continue;
             return status;
         }

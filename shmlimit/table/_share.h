@@ -83,7 +83,7 @@ static int share(const struct request *r, const struct room *room) {
     if (status < 0)
         return status;
     if (!r->call->charged)                 /* another worker may have found room for this very key since */
-        return find(r->bucket, r->fingerprint, 0).slot ? AGAIN : status;
+        return is_there(r->bucket, r->fingerprint) ? AGAIN : status;
     if (stands_alone(r, group.as_of_us)) {
         r->call->in_group = 1;
         return status;

@@ -96,7 +96,6 @@ SABOTAGES = {
         "ms << 19 | (lane & n & 0)",
         "more",
         "three takers of a new key choose different slots",
-        1,
     ),
     "a pair is stored as two words": Sabotage(
         "_memory.h",
@@ -194,10 +193,17 @@ SABOTAGES = {
     ),
     "no room is said without another look for the key": Sabotage(
         "_share.h",
-        "        return find(r->bucket, r->fingerprint, 0).slot ? AGAIN : status;",
+        "        return is_there(r->bucket, r->fingerprint) ? AGAIN : status;",
         "        return status;",
         "less",
         "the key itself gets the last slot meanwhile",
+    ),
+    "the look for the key goes the way of the scan": Sabotage(
+        "_claim.h",
+        "for (int i = CANDIDATES * BUCKET; i-- > 0;)",
+        "for (int i = 0; i < CANDIDATES * BUCKET; i++)",
+        "less",
+        "three takers of a new key choose different slots",
     ),
     "all is given back, whatever the state": Sabotage(
         "_policies.h",
@@ -270,31 +276,21 @@ SABOTAGES = {
     ),
     "a group denies a key that has a slot by now": Sabotage(
         "_claim.h",
-        "            if (find(r->bucket, r->fingerprint, 0).slot)\n"
+        "            if (is_there(r->bucket, r->fingerprint))\n"
         "                continue;\n"
         "            return status;",
         "            return status;",
         "less",
         "a group is spent by another key while its key is claimed",
     ),
-    "a charged group, and no look for the key": Sabotage(
-        "_share.h",
-        "i < CANDIDATES * BUCKET; i++",
-        "i < 0; i++",
-        "more",
-        FREE,
-    ),
+    "a charged group, and no look for the key": Sabotage("_share.h", "i < CANDIDATES * BUCKET", "i < 0", "more", FREE),
     "a charged group, and the reservation of the key isn't cleared": Sabotage(
-        "_share.h",
-        "            if (swap_pair(slot, r->fingerprint, state, 0, 0))\n",
-        "            if (1)\n",
-        "more",
-        FREE,
+        "_share.h", "if (swap_pair(slot, r->fingerprint, state, 0, 0))", "if (1)", "more", FREE
     ),
     "a charged group, the clearing is lost, and the slot isn't looked at again": Sabotage(
         "_share.h",
-        "            if (swap_pair(slot, r->fingerprint, state, 0, 0))\n",
-        "            if (swap_pair(slot, r->fingerprint, state, 0, 0) || 1)\n",
+        "if (swap_pair(slot, r->fingerprint, state, 0, 0))",
+        "if (swap_pair(slot, r->fingerprint, state, 0, 0) || 1)",
         "more",
         FREE,
     ),
@@ -307,8 +303,9 @@ SABOTAGES = {
     ),
     "a charged group, and the expired slot of the key isn't counted": Sabotage(
         "_share.h",
-        "            if (!is_reserved(state) || !may_try(r))\n                return 0;\n",
-        "            if (!is_reserved(state))\n                return expiry_us(state) <= stamp_us;\n",
+        "            if (!is_reserved(state) || !may_try(r))\n",
+        "            if (!is_reserved(state) && expiry_us(state) <= stamp_us)\n                break;\n"
+        "            if (!is_reserved(state) || !may_try(r))\n",
         "more",
         "a key shares while its slot expires",
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import random
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -12,42 +13,44 @@ from typing import Any
 import pytest
 
 from shmlimit import FixedWindow, SharedTable, TokenBucket
+from tests.stress.workers import ROUNDS, YEAR, rounds, run, table_of
 
 WORKERS = 8
-# On two busy cores a run may happen to pass without a collision, and then proves little: it is done again.
-ATTEMPTS = 10
-YEAR = 366 * 86_400  # nothing refills meanwhile
-HOT = TokenBucket(100_000, YEAR)
-MANY = TokenBucket(20, YEAR)
-KEYS = 2_000
+HOT = TokenBucket(50_000, YEAR)
+MANY = TokenBucket(500, YEAR)
+KEYS = 100
 
 
-def table_of(name: str, inherited: SharedTable | None) -> SharedTable:
-    return inherited if inherited is not None else SharedTable.attach(name)
-
-
-def hit_one_key(name: str, inherited: SharedTable | None, barrier: Any, results: Any) -> None:
+def hit_one_key(table: SharedTable, number: int) -> int:
     """Takes until 1,000 denials in a row: nobody can be allowed after that."""
-    table = table_of(name, inherited)
-    barrier.wait()
     allowed = denied = 0
     while denied < 1_000:
-        if table.take(HOT, "hot").allowed:
+        if table.take(HOT, f"hot {number}").allowed:
             allowed, denied = allowed + 1, 0
         else:
             denied += 1
-    results.put(allowed)
+    return allowed
 
 
-def hit_new_keys(name: str, inherited: SharedTable | None, barrier: Any, results: Any) -> None:
-    """Everybody takes each key once, in the same order, 25 times: all keys appear at once in all processes."""
-    table = table_of(name, inherited)
-    barrier.wait()
+def hit_new_keys(table: SharedTable, number: int) -> Counter[int]:
+    """Takes new keys in the same order as everybody, so that they appear in all processes at once; then each until it
+    is denied, in an order of its own.
+    """
     allowed: Counter[int] = Counter()
-    for _ in range(25):
-        for key in range(KEYS):
-            allowed[key] += table.take(MANY, f"key {key}").allowed
-    results.put(allowed)
+    keys = list(range(KEYS))
+    while keys:
+        keys = [key for key in keys if table.take(MANY, f"key {key} of {number}").allowed]
+        allowed.update(keys)
+        random.shuffle(keys)
+    return allowed
+
+
+def hit(name: str, inherited: SharedTable | None, barrier: Any, results: Any) -> None:
+    """What was allowed in each round, on one key and on many."""
+    table = table_of(name, inherited)
+    one = [hit_one_key(table, number) for number in rounds(table, barrier)]
+    many = [hit_new_keys(table, number) for number in rounds(table, barrier)]
+    results.put((one, many))
 
 
 @pytest.fixture(params=["fork", "spawn"])
@@ -56,50 +59,25 @@ def method(request: pytest.FixtureRequest) -> Iterator[str]:
     return request.param
 
 
-def run(target: Any, name: str, table: SharedTable, method: str) -> list[Any]:
-    context = multiprocessing.get_context(method)
-    barrier, results = context.Barrier(WORKERS), context.Queue()
-    inherited = table if method == "fork" else None
-    workers = [context.Process(target=target, args=(name, inherited, barrier, results)) for _ in range(WORKERS)]
-    for worker in workers:
-        worker.start()
-    answers = [results.get(timeout=120) for _ in workers]
-    for worker in workers:
-        worker.join(60)
-    assert [worker.exitcode for worker in workers] == [0] * WORKERS
-    return answers
-
-
-def runs(target: Any, name: str, slots: int, method: str) -> Iterator[tuple[list[Any], dict[str, int], int]]:
-    """Answers, counters and used slots of runs on new tables, until one saw swaps lost; fails if none of them does."""
-    for _ in range(ATTEMPTS):
-        with SharedTable.create(name, slots) as table:
-            answers = run(target, name, table, method)
-            stats, used = table.stats(), table.used()
-            table.unlink()
-        yield answers, stats, used
-        if stats["contended"]:
-            return
-    pytest.fail(f"no swap was lost in {ATTEMPTS} runs: nothing was shown")
-
-
-def test_one_key_admits_exactly_its_limit(name: str, method: str) -> None:
-    """8 processes on one key: 100,000 allowed, not one more or less, with swaps lost on the way."""
-    for answers, stats, _ in runs(hit_one_key, name, 1024, method):
-        assert sum(answers) == 100_000
-        assert sum(1 for allowed in answers if allowed) >= 2
-        assert stats["allowed"] == 100_000
-        assert stats["denied"] == 8_000
-
-
-def test_new_keys_admit_exactly_their_limit(name: str, method: str) -> None:
-    """2,000 keys that all appear at once in 8 processes: 20 allowed for each."""
-    for answers, stats, used in runs(hit_new_keys, name, 8192, method):
-        total: Counter[int] = sum(answers, Counter())
-        assert set(total.values()) == {20}
+@pytest.mark.parametrize("workers", [1, 2, 4, 8, 16])
+def test_one_key_and_many_new_ones_admit_exactly_their_limit(name: str, method: str, workers: int) -> None:
+    """1 to 16 processes: 50,000 allowed on one key, then 500 on each of 100 that all meet at the same moment, not one
+    more or less, with swaps lost on the way in both.
+    """
+    with SharedTable.create(name, 2 * KEYS * ROUNDS) as table:
+        answers = run(hit, table, method, workers)
+        stats, used = table.stats(), table.used()
+    one, many = (list(zip(*part, strict=True)) for part in zip(*answers, strict=True))  # by rounds
+    assert [sum(allowed) for allowed in one] == [HOT.limit] * len(one)
+    for allowed in many:
+        total: Counter[int] = sum(allowed, Counter())
         assert len(total) == KEYS
-        assert used == KEYS
-        assert stats["full"] == 0
+        assert set(total.values()) == {MANY.limit}
+    assert stats["allowed"] == HOT.limit * len(one) + MANY.limit * KEYS * len(many)
+    assert stats["full"] == stats["shared"] == 0
+    assert used == len(one) + KEYS * len(many)
+    assert max(len(one), len(many)) < ROUNDS, "no swap was lost: nothing was shown"
+    assert stats["contended"] >= (2 if workers > 1 else 0)
 
 
 BURST, HOURLY = TokenBucket(1_000, YEAR), TokenBucket(50_000, YEAR)
@@ -122,7 +100,7 @@ def hit_several(name: str, inherited: SharedTable | None, barrier: Any, results:
 def test_refused_requests_consume_nothing(name: str, method: str) -> None:
     """8 processes: the smallest of three limits admits exactly its number, and the others have lost just that."""
     with SharedTable.create(name, 1024) as table:
-        answers = run(hit_several, name, table, method)
+        answers = run(hit_several, table, method, WORKERS)
         stats = table.stats()
         hourly, daily = table.peek(HOURLY, "k"), table.peek(DAILY, "k")
     assert sum(answers) == BURST.limit

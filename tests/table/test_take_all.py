@@ -20,6 +20,7 @@ from shmlimit.policies.requests import join
 from shmlimit.table import native
 from shmlimit.table.charges import Charges
 from shmlimit.table.prepared import numbers
+from tests.instrumented import SOURCES
 
 T0 = 1_767_225_600_000_000
 HOUR, MINUTE = TokenBucket(5, 3600), TokenBucket(1, 60)
@@ -170,7 +171,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("words")
     source, library = directory / "words.c", directory / "words.so"
     source.write_text(SOURCE)
-    include = native.LIBRARY.parent
+    include = SOURCES
     flags = ["-mcx16"] if platform.machine() == "x86_64" else []
     subprocess.run(
         ["cc", "-O1", "-std=gnu11", "-shared", "-fPIC", *flags, f"-I{include}", "-o", str(library), str(source)],
