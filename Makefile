@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # What the installed package is made from: when one of these is newer, it is installed (and built) again.
 SOURCES := pyproject.toml setup.py $(wildcard shmlimit/table/*.[ch])
 
-.PHONY: serve test lint bench clean
+.PHONY: serve test coverage lint bench clean
 
 # Not `python -m gunicorn`: that one can't be upgraded with USR2, since its directory then hides Python's own `http`.
 serve: $(VENV)/.ready-serve
@@ -14,6 +14,10 @@ serve: $(VENV)/.ready-serve
 
 test: $(VENV)/.ready-test
 	$(BIN)/python -m pytest $(ARGS)
+
+# Lines and branches of the C helper that the tests reach.
+coverage: $(VENV)/.ready-test
+	$(BIN)/python -m tests.coverage_c $(ARGS)
 
 lint: $(VENV)/.ready-lint
 	$(BIN)/python -m ruff check .
@@ -24,6 +28,8 @@ lint: $(VENV)/.ready-lint
 bench: $(VENV)/.ready-bench
 	$(BIN)/python bench/take.py
 	$(BIN)/python bench/sqlite.py
+	$(BIN)/python bench/contention.py
+	$(BIN)/python bench/load.py
 
 clean:
 	rm -rf $(VENV) build *.egg-info shmlimit/table/_table.so

@@ -1,5 +1,4 @@
-/* How a key, or a group of keys, is found in its region, takes a slot there, and is decided on: claim.pml in tests/models
- * is the model of it.
+/* How a key is found in a region, takes a slot there, and is decided on: claim.pml in tests/models is the model of it.
  * Included by _table.c alone. */
 #include "_memory.h"
 #include "_policies.h"
@@ -143,24 +142,17 @@ static uint64_t reserve(const struct table *t, const struct room *room, uint64_t
 struct request {                           /* one call, with all that follows from its key */
     struct call *call;
     const struct table *table;
-    const struct region *region;           /* the table's keys, or its groups */
+    const struct region *region;           /* the table's slots, or its spare ones */
     uint64_t fingerprint;
     struct slot *bucket[CANDIDATES];
     int64_t asked_us;                      /* waits are counted from here */
-    int64_t as_of_us;                      /* and states judged as of this: later for a group */
+    int64_t as_of_us;                      /* and states judged as of this: it may be later in a spare slot */
     int64_t cost;
     int counts;                            /* a take: it stands by itself, so it is counted at once */
     int writes;                            /* a take or a charge that may change a state */
 };
 
 enum mode { PEEK, CHARGE, TAKE };
-
-static void point(struct request *r, const struct region *region, const unsigned char *name, int length) {
-    r->region = region;
-    r->fingerprint = siphash(r->call->policy->key, name, (size_t)length);
-    r->fingerprint += r->fingerprint == 0; /* 0 means empty */
-    candidates(region, r->fingerprint, r->bucket);
-}
 
 static struct request request(struct call *call, const unsigned char *key, int length, int64_t cost, enum mode mode) {
     const struct policy *p = call->policy;
@@ -171,20 +163,23 @@ static struct request request(struct call *call, const unsigned char *key, int l
     r.writes = mode != PEEK && cost > 0 && cost <= p->quota;
     call->tries = TRIES;
     call->charged = 0;
-    call->in_group = 0;
-    point(&r, &r.table->keys, key, length);
+    call->in_spare = 0;
+    r.fingerprint = siphash(p->key, key, (size_t)length);
+    r.fingerprint += r.fingerprint == 0;   /* 0 means empty */
+    r.region = &r.table->keys;
+    candidates(r.region, r.fingerprint, r.bucket);
     return r;
 }
 
-static inline int is_of_group(const struct request *r) { return r->region == &r->table->groups; }
+static inline int is_spare(const struct request *r) { return r->region == &r->table->spare; }
 
-/* The same request to the group of its key: keys of a policy share 256 of them. */
-static struct request group_of(const struct request *r, int64_t as_of_us) {
-    struct request group = *r;
-    unsigned char number = (unsigned char)r->fingerprint;
-    group.as_of_us = as_of_us;
-    point(&group, &r->table->groups, &number, 1);
-    return group;
+/* The same request to the spare slots. */
+static struct request spare_of(const struct request *r, int64_t as_of_us) {
+    struct request spare = *r;
+    spare.as_of_us = as_of_us;
+    spare.region = &r->table->spare;
+    candidates(spare.region, spare.fingerprint, spare.bucket);
+    return spare;
 }
 
 /* Whether the call may look once more; all loops of a call draw on one bound. */
@@ -204,10 +199,10 @@ static int64_t raised_us(const struct request *r) {
     return watermark < (uint64_t)NOW_MAX_US ? (int64_t)watermark : NOW_MAX_US;
 }
 
-/* Stores the state that was judged.  Before a group has a charge, it is published until when groups are in use: so a
- * claimer that doesn't read the group has its reservation in the table before the charge, and the charger finds it. */
+/* Stores the state that was judged.  Before a spare slot has a charge, it is published until when spare slots are in use:
+ * so a claimer that doesn't look there has its reservation in the table before the charge, and the charger finds it. */
 static int store(const struct request *r, const struct found *f, uint64_t to) {
-    if (is_of_group(r) && !raise_word(&r->table->header->shared_until_us, (uint64_t)expiry_us(to)))
+    if (is_spare(r) && !raise_word(&r->table->header->spare_until_us, (uint64_t)expiry_us(to)))
         return CONTENDED;
     if (!swap_pair(f->slot, r->fingerprint, f->state, r->fingerprint, to)) {
         lost(r);
@@ -231,17 +226,17 @@ static int hit(const struct request *r, const struct found *f) {
     return stored == ANSWERED ? status : stored;
 }
 
-/* The state of the key's group, 0 where it has none or none is in use. */
-static int read_group(const struct request *r, uint64_t *state) {
+/* The state of the key's spare slot, 0 where it has none or none is in use. */
+static int read_spare(const struct request *r, uint64_t *state) {
     *state = 0;
-    if (is_of_group(r) || look(&r->table->header->shared_until_us) <= (uint64_t)r->asked_us)
+    if (is_spare(r) || look(&r->table->header->spare_until_us) <= (uint64_t)r->asked_us)
         return ANSWERED;
-    struct request group = group_of(r, r->asked_us);
+    struct request spare = spare_of(r, r->asked_us);
     while (may_try(r)) {
-        struct found f = find(group.bucket, group.fingerprint, 0);
+        struct found f = find(spare.bucket, spare.fingerprint, 0);
         if (!f.slot || f.reserved)
             return ANSWERED;
-        if (!is_unchanged(&group, &f))
+        if (!is_unchanged(&spare, &f))
             continue;
         if (kind_of(f.state) != r->call->policy->kind)
             return CORRUPT;
@@ -251,12 +246,12 @@ static int read_group(const struct request *r, uint64_t *state) {
     return CONTENDED;
 }
 
-/* Decides on a state that begins: from a fresh one, or from that of the key's group, which may have hits of the key.  As
- * of no earlier time than anything that was forgotten: perhaps this very key was, or its group.  The watermark is read
+/* Decides on a state that begins: from a fresh one, or from that of the key's spare slot, which has hits of the key.  As
+ * of no earlier time than anything that was forgotten: perhaps this very key was, in either.  The watermark is read
  * after the scans that did not find them, and whoever forgot them had published before that. */
 static int fresh(const struct request *r, uint64_t *to) {
     uint64_t from;
-    int status = read_group(r, &from);
+    int status = read_spare(r, &from);
     if (status < 0)
         return status;
     int64_t as_of_us = raised_us(r);
@@ -276,12 +271,12 @@ static int commit(const struct request *r, const struct found *f) {
         return stored == ANSWERED ? status : stored;
     }
     if (swap_pair(f->slot, r->fingerprint, f->state, 0, 0))
-        return status;                     /* its group denies */
+        return status;                     /* it was spent in its spare slot */
     lost(r);
     return AGAIN;
 }
 
-/* The answer for a key that has no state, where nothing is to be written: a peek, or its group denies. */
+/* The answer for a key without a slot, where nothing is to be written: a peek, or it was spent in its spare slot. */
 static int report(const struct request *r) {
     uint64_t unused;
     return fresh(r, &unused);
@@ -336,7 +331,7 @@ static int claim(const struct request *r, struct room *room) {
         int status = report(r);
         if (status < 0 || !r->writes)
             return status;
-        if (!r->call->allowed) {           /* its group denies, unless it has a slot by now */
+        if (!r->call->allowed) {           /* spent in its spare slot, unless it has another by now */
             if (is_there(r->bucket, r->fingerprint))
                 continue;
             return status;

@@ -37,11 +37,11 @@ struct lane {                              /* one process's counters; only added
 struct header {
     uint64_t magic;                        /* written last */
     uint32_t version, header_bytes;
-    uint64_t slots, group_slots;
+    uint64_t slots, spare_slots;
     uint64_t secret[2];
     int64_t clock_offset_us;               /* table clock + this = Unix time */
     _Alignas(64) uint64_t watermark_us;    /* the latest expiry of anything that was forgotten */
-    _Alignas(64) uint64_t shared_until_us; /* group states are in use until then */
+    _Alignas(64) uint64_t spare_until_us;  /* spare slots are in use until then */
     _Alignas(512) struct lane lanes[LANES];
 };
 

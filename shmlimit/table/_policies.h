@@ -12,7 +12,7 @@ struct region {                            /* slots in buckets */
 struct table {                             /* one per attached table */
     struct header *header;
     struct lane *lane;                     /* this process's; chosen again after a fork */
-    struct region keys, groups;
+    struct region keys, spare;
 };
 
 struct policy {                            /* one per table and policy: all that is constant for it */
@@ -30,9 +30,9 @@ struct call {                              /* one per call under way; never shar
     const struct policy *policy;
     int64_t now_us;                        /* the caller's time, or -1: the table's clock */
     uint8_t allowed;                       /* from here on: the answer, in the order of Decision ... */
-    uint8_t shared;                        /* it was decided over the state of a group */
-    uint8_t full;                          /* neither the key nor its group found room */
-    uint8_t in_group;                      /* the charge is the group's */
+    uint8_t shared;                        /* it was decided over the state of a spare slot */
+    uint8_t full;                          /* the key found no room, not even a spare slot */
+    uint8_t in_spare;                      /* the charge is in a spare slot */
     int64_t limit, remaining, reset_us, retry_after_us, next_us; /* ... to here */
     uint64_t before, charged;              /* of a charge, for giving it back: the word that it found (0: a fresh state)
                                               and the one that it wrote (0: none) */

@@ -1,5 +1,9 @@
-/* What a key does that finds no room: it shares a state with others of its policy, so it may be denied earlier and is
- * never allowed more.  tests/models/share.pml is the model of it.  Included by _table.c alone. */
+/* What a key does that finds no room: it takes one of the spare slots, a second region that is small.  When there is room
+ * again it moves back: its new slot begins with the state of the spare one.  tests/models/share.pml is the model of it.
+ *
+ * The design had keys share such a state, 256 groups a policy.  That is as safe, but keys then start from what others took,
+ * live longer for it, and keep the table full: at 70 % load it did not recover from a crowd (see bench/results/load.md).
+ * Included by _table.c alone. */
 #include "_claim.h"
 
 static int counted(const struct request *r, int status) {
@@ -15,8 +19,8 @@ static int counted(const struct request *r, int status) {
     return status | (call->shared || call->full ? CROWDED : 0);
 }
 
-/* Neither the key nor its group has room: denied until the first of the slots that were looked at may be free.  Cost 0 is
- * always there to be had. */
+/* No room, not even a spare slot: denied until the first of the slots that were looked at may be free.  Cost 0 is always
+ * there to be had. */
 static int full(const struct request *r, int64_t until_us) {
     struct call *call = r->call;
     int64_t wait_us = max64(until_us - r->asked_us, 1);
@@ -49,11 +53,11 @@ static int undo(const struct request *r) {
     return call->charged ? CONTENDED : 0;
 }
 
-/* Whether the key, charged to its group as of `stamp_us`, has no slot of its own in which the same could be taken again.
+/* Whether the key, charged in a spare slot as of `stamp_us`, has no other in which the same could be taken again.
  *
- * A claimer reads the group after it has reserved.  Either that was after my charge, then the claimer counts it; or it
+ * A claimer reads the spare slot after it has reserved.  Either that was after my charge, then the claimer counts it; or it
  * reserved before my charge, then I find the reservation now and clear it, or what it has become: then its hits and mine
- * must come together.  An expired slot is no less found, since it begins anew without a look at the group.  And it may
+ * must come together.  An expired slot is no less found, since it begins anew without a look at the spare one.  And it may
  * have been forgotten meanwhile: then the watermark has passed my stamp, or what it held had run out by then.
  *
  * One pass is enough, since whoever reserves behind it counts my charge: so two can't undo each other's work for ever. */
@@ -71,11 +75,11 @@ static int stands_alone(const struct request *r, int64_t stamp_us) {
     return raised_us(r) <= stamp_us;
 }
 
-/* Decides for a key that found no room, over its group. */
+/* Decides for a key that found no room. */
 static int share(const struct request *r, const struct room *room) {
-    struct request group = group_of(r, raised_us(r));
+    struct request spare = spare_of(r, raised_us(r));
     struct room unused;
-    int status = claim(&group, &unused);
+    int status = claim(&spare, &unused);
     if (status == NO_ROOM)
         status = full(r, room->until_us);
     else
@@ -84,11 +88,11 @@ static int share(const struct request *r, const struct room *room) {
         return status;
     if (!r->call->charged)                 /* another worker may have found room for this very key since */
         return is_there(r->bucket, r->fingerprint) ? AGAIN : status;
-    if (stands_alone(r, group.as_of_us)) {
-        r->call->in_group = 1;
+    if (stands_alone(r, spare.as_of_us)) {
+        r->call->in_spare = 1;
         return status;
     }
-    undo(&group);
+    undo(&spare);
     r->call->charged = 0;
     return AGAIN;
 }

@@ -11,6 +11,7 @@
  *   - Whoever forgets a state (takes its slot) first publishes when that state had expired: the watermark.  A fresh
  *     state is never judged as of an earlier time, so a worker that slept with an old clock reading in its hands can't
  *     grant a forgotten key its quota twice.
+ *   - A key that finds no room takes a spare slot, charges it, and then looks once more for a slot among the others.
  *   - Every loop is bounded; past the bound the caller gets CONTENDED and nothing was charged.
  *
  * Memory order: every swap is a full barrier (the __sync builtins are), and looks are sequentially consistent loads.
@@ -47,10 +48,10 @@ EXPORT int shmlimit_charge(struct call *call, const unsigned char *key, int leng
 /* Gives a charge back, from the same `struct call`; 1 when it was.  What can't be given back stays charged. */
 EXPORT int shmlimit_give_back(struct call *call, const unsigned char *key, int length, int cost) {
     uint64_t charged = call->charged;
-    int in_group = call->in_group;
+    int in_spare = call->in_spare;
     struct request r = request(call, key, length, cost, PEEK); /* which forgets the charge */
-    if (in_group)
-        r = group_of(&r, r.as_of_us);
+    if (in_spare)
+        r = spare_of(&r, r.as_of_us);
     call->charged = charged;
     return undo(&r);
 }
@@ -63,9 +64,14 @@ EXPORT void shmlimit_count(const struct table *t, int allowed, int denied, int s
     add(&t->lane->full, (uint64_t)full);
 }
 
-/* Forgets a live state on request: 1 when there was one.  No watermark: a reset is meant to grant the quota anew. */
+/* Forgets a live state on request: 1 when there was one.  No watermark: a reset is meant to grant the quota anew.  Not while
+ * the key has a state in a spare slot as well: it would begin with that, and what is being moved can't be taken out. */
 EXPORT int shmlimit_reset(struct call *call, const unsigned char *key, int length) {
     struct request r = request(call, key, length, 0, PEEK);
+    uint64_t spare;
+    int status = read_spare(&r, &spare);
+    if (status < 0 || (spare && expiry_us(spare) > r.asked_us))
+        return status;
     while (may_try(&r)) {
         struct found f = find(r.bucket, r.fingerprint, 0);
         if (!f.slot || f.reserved || expiry_us(f.state) <= r.asked_us)
@@ -140,9 +146,9 @@ EXPORT int shmlimit_layout(uint64_t *out) {
     const uint64_t layout[] = {
         sizeof(struct header), sizeof(struct slot), BUCKET, CANDIDATES, LANES, sizeof(struct lane),
         offsetof(struct header, magic), offsetof(struct header, version), offsetof(struct header, header_bytes),
-        offsetof(struct header, slots), offsetof(struct header, group_slots), offsetof(struct header, secret),
+        offsetof(struct header, slots), offsetof(struct header, spare_slots), offsetof(struct header, secret),
         offsetof(struct header, clock_offset_us), offsetof(struct header, watermark_us),
-        offsetof(struct header, shared_until_us), offsetof(struct header, lanes),
+        offsetof(struct header, spare_until_us), offsetof(struct header, lanes),
     };
     memcpy(out, layout, sizeof layout);
     return (int)(sizeof layout / sizeof *layout);

@@ -1,6 +1,6 @@
 """The format of the shared table, told once.
 
-The segment is `header | slots | group slots`, little-endian, made of 64-bit words.
+The segment is `header | slots | spare slots`, little-endian, made of 64-bit words.
 
 Header, two pages (8,192 bytes):
 
@@ -10,11 +10,11 @@ Header, two pages (8,192 bytes):
 |      8 | version         | u4    | of this layout                                                                |
 |     12 | header_bytes    | u4    | 8,192                                                                         |
 |     16 | slots           | u8    | slots of the main region, a multiple of 8                                     |
-|     24 | group_slots     | u8    | slots of the second region, for keys that share: slots / 64, at least 1,024   |
+|     24 | spare_slots     | u8    | for keys that find no room among those: slots / 64, at least 1,024            |
 |     32 | secret          | 2 u8  | random; keys every fingerprint                                                |
 |     48 | clock_offset_us | i8    | table clock + this = Unix time, in microseconds                               |
 |     64 | watermark_us    | u8    | the latest expiry of any state that was forgotten to make room                |
-|    128 | shared_until_us | u8    | until then group states are in use                                            |
+|    128 | spare_until_us | u8    | until then spare slots are in use                                             |
 |    512 | lanes           | 60×128| counters, a lane a process: `LANE_FIELDS`                                     |
 
 A slot is the pair of words *(fingerprint, state)*, 16 bytes; 8 slots are a bucket, 128 bytes and aligned so. It is only
@@ -77,19 +77,19 @@ def round_slots(slots: int) -> int:
     return max(MIN_SLOTS, -(-slots // BUCKET_SLOTS) * BUCKET_SLOTS)
 
 
-def group_slots(slots: int) -> int:
+def spare_slots(slots: int) -> int:
     """The size of the second region for a main region of `slots`."""
     return max(1024, round_slots(-(-slots // 64)))
 
 
 def segment_bytes(slots: int) -> int:
     """The bytes of a segment for `slots` slots (rounded)."""
-    return HEADER_BYTES + SLOT_BYTES * (slots + group_slots(slots))
+    return HEADER_BYTES + SLOT_BYTES * (slots + spare_slots(slots))
 
 
 def write_header(mapping: mmap, slots: int, secret: bytes, clock_offset_us: int) -> None:
     """Makes a zeroed segment a table; the magic goes last, so that half a header is never taken for one."""
-    _HEADER.pack_into(mapping, 0, MAKING, VERSION, HEADER_BYTES, slots, group_slots(slots), secret, clock_offset_us)
+    _HEADER.pack_into(mapping, 0, MAKING, VERSION, HEADER_BYTES, slots, spare_slots(slots), secret, clock_offset_us)
     _MAGIC.pack_into(mapping, 0, MAGIC)
 
 
@@ -102,7 +102,7 @@ def read_slots(name: str, mapping: mmap) -> int:
     """The slots of the table in `mapping`, or a `LayoutError` where that is no table of this version and shape."""
     if len(mapping) < HEADER_BYTES:
         raise _wrong(name, f"{len(mapping)} bytes", f"at least {HEADER_BYTES}")
-    magic, version, header_bytes, slots, groups, _, _ = _HEADER.unpack_from(mapping, 0)
+    magic, version, header_bytes, slots, spares, _, _ = _HEADER.unpack_from(mapping, 0)
     if magic != MAGIC:
         raise _wrong(name, f"a segment that begins with {mapping[:8]!r}", "a shmlimit table")
     if version != VERSION:
@@ -111,13 +111,13 @@ def read_slots(name: str, mapping: mmap) -> int:
         header_bytes == HEADER_BYTES
         and MIN_SLOTS <= slots <= MAX_SLOTS
         and slots % BUCKET_SLOTS == 0
-        and groups == group_slots(slots)
+        and spares == spare_slots(slots)
         and len(mapping) >= segment_bytes(slots)
     )
     if not sound:
         raise _wrong(
             name,
-            f"a header of {header_bytes} bytes, {slots} + {groups} slots in {len(mapping)} bytes",
+            f"a header of {header_bytes} bytes, {slots} + {spares} slots in {len(mapping)} bytes",
             f"a header of {HEADER_BYTES} bytes and 16 bytes a slot",
         )
     return int(slots)
@@ -151,11 +151,11 @@ def header_dtype() -> np.dtype[Any]:
         ("version", "<u4", 8),
         ("header_bytes", "<u4", 12),
         ("slots", "<u8", 16),
-        ("group_slots", "<u8", 24),
+        ("spare_slots", "<u8", 24),
         ("secret", "(2,)<u8", 32),
         ("clock_offset_us", "<i8", 48),
         ("watermark_us", "<u8", 64),
-        ("shared_until_us", "<u8", 128),
+        ("spare_until_us", "<u8", 128),
         ("lanes", (lane, (LANES,)), LANES_AT),
     ]
     names, formats, offsets = zip(*fields, strict=True)

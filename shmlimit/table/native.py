@@ -34,7 +34,7 @@ class Table(Structure):
 
     keep: object
 
-    _fields_ = (("header", c_void_p), ("lane", c_void_p), ("keys", Region), ("groups", Region))
+    _fields_ = (("header", c_void_p), ("lane", c_void_p), ("keys", Region), ("spare", Region))
 
 
 class Policy(Structure):
@@ -67,7 +67,7 @@ class Call(Structure):
         ("allowed", c_uint8),
         ("shared", c_uint8),
         ("full", c_uint8),
-        ("in_group", c_uint8),
+        ("in_spare", c_uint8),
         ("limit", c_int64),
         ("remaining", c_int64),
         ("reset_us", c_int64),

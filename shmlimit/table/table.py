@@ -195,7 +195,10 @@ class SharedTable:
         return self._decide(self._peek, policy, key, cost, now_us)
 
     def reset(self, policy: Policy, key: str | bytes) -> bool:
-        """Forgets the key's state, so that its whole quota is there again; whether it had a live one."""
+        """Forgets the key's state, so that its whole quota is there again; whether it had a live one.
+
+        A key that took a spare slot, since the table was full, can't be reset before that state has expired: `False`.
+        """
         key = key_bytes(key)
         pool, call = self._borrow(policy)
         status: int = self._reset(call[0], key, _size(key))
@@ -258,10 +261,9 @@ class SharedTable:
     def stats(self) -> dict[str, int]:
         """The counters over all processes since the table was made.
 
-        `allowed` and `denied` decisions; `shared`, those of them that were made over the state of a group: the key
-        found no slot, or had none while the group was in use; `full`, denials for which not even the group had room;
-        `reclaimed`, expired slots that were given to another key; `contended`, swaps that were lost to somebody else
-        and tried again.
+        `allowed` and `denied` decisions; `shared`, those of them that were made over the state of a spare slot: the key
+        found no room, or had found none before; `full`, denials for which there wasn't even a spare slot; `reclaimed`,
+        expired slots that were given to another key; `contended`, swaps that were lost to another and tried again.
         """
         return layout.read_counters(self._opened()[0].mapping)
 
@@ -301,8 +303,8 @@ class SharedTable:
         if status & native.CROWDED and not self._warned:
             self._warned = True
             log.warning(
-                "the table %r is too small: a new key found none of its %d slots free. Such keys share the count of a "
-                "group and may be denied early. Give the table %d slots (see `shared` and `full` in stats())",
+                "the table %r is too small: a new key found none of its %d slots free. Such keys have few spare slots, "
+                "and are denied when those are full. Give the table %d slots (see `shared` and `full` in stats())",
                 self.name,
                 self._slots,
                 2 * self._slots,
@@ -356,8 +358,8 @@ def _place(mapping: mmap, slots: int) -> native.Table:
     anchor = ctypes.c_char.from_buffer(mapping)
     base = ctypes.addressof(anchor)
     keys = native.Region(base + layout.HEADER_BYTES, slots // layout.BUCKET_SLOTS)
-    groups = native.Region(keys.slots + slots * layout.SLOT_BYTES, layout.group_slots(slots) // layout.BUCKET_SLOTS)
-    place = native.Table(header=base, keys=keys, groups=groups)
+    spare = native.Region(keys.slots + slots * layout.SLOT_BYTES, layout.spare_slots(slots) // layout.BUCKET_SLOTS)
+    place = native.Table(header=base, keys=keys, spare=spare)
     place.keep = anchor
     return place
 

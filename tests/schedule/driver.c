@@ -61,7 +61,7 @@ static uint64_t hash_taker(struct taker *t) {
 
 /* Shared memory, and what was kept. */
 static uint64_t hash_end(void) {
-    const int64_t words[] = {kept_n, (int64_t)shared.header.watermark_us, (int64_t)shared.header.shared_until_us};
+    const int64_t words[] = {kept_n, (int64_t)shared.header.watermark_us, (int64_t)shared.header.spare_until_us};
     uint64_t h = mix(3, words, sizeof words);
     for (uint64_t left = in_play; left; left &= left - 1)
         h = mix(h, &shared.place[__builtin_ctzll(left)], sizeof(struct slot));
@@ -120,10 +120,10 @@ static void trace(const struct taker *t, int choice) {
     printf("  %s taker %d", choice >= KILL ? "kill" : "run ", (int)(t - takers));
     if (t->begun && t->word == &shared.header.watermark_us)
         printf(", at the watermark");
-    else if (t->begun && t->word == &shared.header.shared_until_us)
-        printf(", at shared_until");
+    else if (t->begun && t->word == &shared.header.spare_until_us)
+        printf(", at spare_until");
     else if (t->begun && t->word)
-        printf(", at %s %d%s", place >= MAIN ? "group" : "slot", (int)place % MAIN,
+        printf(", at %s %d%s", place >= MAIN ? "spare slot" : "slot", (int)place % MAIN,
                t->word == &shared.place[place].state ? " (state)" : "");
     printf("\n");
 }

@@ -2,32 +2,32 @@
  * made anew from the list of its kept requests, with the times that they were judged as of, in the order of their swaps. */
 
 enum { MAX_KEPT = 24 };
-enum { WROTE_SLOT = 1, WROTE_GROUP = 2, WROTE_HEADER = 4 };
+enum { WROTE_SLOT = 1, WROTE_SPARE = 2, WROTE_HEADER = 4 };
 
 static struct kept {
-    int key, taker, in_group, final;       /* not final: charged to a group by a call that goes on */
+    int key, taker, in_spare, final;       /* not final: charged to a spare slot by a call that goes on */
     int64_t number, at, late, cost;        /* `late`: as `at`, and see keep() */
 } kept[MAX_KEPT];
 static int kept_n, exact;
 static struct {
     int64_t reached;                       /* the latest time that anything of the key was charged as of */
-    int64_t inherits;                      /* its slot began with the state of a group: it may get less */
+    int64_t inherits;                      /* its slot began with the state of a spare slot: it may get less */
 } line_of[KEYS];
 static struct slot seen[PLACES];
 static uint64_t seen_watermark, seen_until;
 
 enum mark { RESERVES, CLEARS, COMMITS_OTHERS, RAISES, HITS, FORGETS, TAKES_DEAD, IS_RESET, BACK, NOT_BACK,
-            LOSES, DENIES, IS_FULL, KILLS, CHARGES_GROUP, UNDOES, LEAVES, CLAIMS_ON_GROUP, GROUP_DENIES,
-            FORGETS_GROUP, CLEARS_FOR_GROUP, MARKS };
+            LOSES, DENIES, IS_FULL, KILLS, CHARGES_SPARE, UNDOES, LEAVES, CLAIMS_ON_SPARE, SPARE_DENIES,
+            FORGETS_SPARE, CLEARS_FOR_SPARE, MARKS };
 static const char *const MARK_NAMES[MARKS] = {
     [RESERVES] = "reserved", [CLEARS] = "reservation cleared",
     [COMMITS_OTHERS] = "another's reservation committed", [RAISES] = "committed as of the watermark",
     [HITS] = "hit", [FORGETS] = "forgotten", [TAKES_DEAD] = "dead reservation taken", [IS_RESET] = "reset",
     [BACK] = "given back", [NOT_BACK] = "not given back", [LOSES] = "swap lost", [DENIES] = "denied",
-    [IS_FULL] = "full", [KILLS] = "killed", [CHARGES_GROUP] = "group charged",
-    [UNDOES] = "group's charge undone", [LEAVES] = "group's charge left",
-    [CLAIMS_ON_GROUP] = "claimed on a group", [GROUP_DENIES] = "denied by a group",
-    [FORGETS_GROUP] = "group forgotten", [CLEARS_FOR_GROUP] = "reservation cleared by one who shares",
+    [IS_FULL] = "full", [KILLS] = "killed", [CHARGES_SPARE] = "spare slot charged",
+    [UNDOES] = "spare slot's charge undone", [LEAVES] = "spare slot's charge left",
+    [CLAIMS_ON_SPARE] = "claimed on a spare slot", [SPARE_DENIES] = "denied by a spare slot",
+    [FORGETS_SPARE] = "spare slot forgotten", [CLEARS_FOR_SPARE] = "reservation cleared for a spare slot",
 };
 static uint64_t marks;
 static inline void mark(enum mark m) { marks |= UINT64_C(1) << m; }
@@ -129,7 +129,7 @@ static void reset_oracle(void) {
         for (int j = 0; j < OPS; j++)
             exact = exact && scenario->ops[i][j].what != GIVES_BACK;
     memcpy(seen, first.place, sizeof seen);
-    seen_watermark = first.header.watermark_us, seen_until = first.header.shared_until_us;
+    seen_watermark = first.header.watermark_us, seen_until = first.header.spare_until_us;
     memset(&breach, 0, sizeof breach);
 }
 
@@ -138,9 +138,9 @@ static void reset_oracle(void) {
 enum form { ANY, COMMITTED, HELD };
 
 /* The first place in play of a region that has the fingerprint; -1: none. */
-static int place_of(int group, uint64_t fingerprint, enum form form) {
-    for (uint64_t left = in_play >> group * MAIN & (SLOT(MAIN) - 1); left; left &= left - 1) {
-        int i = group * MAIN + __builtin_ctzll(left);
+static int place_of(int spare, uint64_t fingerprint, enum form form) {
+    for (uint64_t left = in_play >> spare * MAIN & (SLOT(MAIN) - 1); left; left &= left - 1) {
+        int i = spare * MAIN + __builtin_ctzll(left);
         struct slot s = shared.place[i];
         if (s.fingerprint == fingerprint && (form == ANY ? s.state != 0 : form == HELD ? is_held(s) : is_committed(s)))
             return i;
@@ -153,7 +153,7 @@ static void moment(struct taker *t) {
     struct view *v = &t->view;
     const struct op *op = &scenario->ops[t - takers][t->op];
     struct bucket b, other;
-    int at = place_of(0, fingerprints[0][op->key], COMMITTED), free = 0;
+    int at = place_of(0, fingerprints[op->key], COMMITTED), free = 0;
     fold(op->key, 1, &b);
     other = b;
     int fits = pour(limit_of(op->key), &b, v->asked, op->cost);
@@ -161,17 +161,19 @@ static void moment(struct taker *t) {
     v->denies |= !fits || line_of[op->key].inherits;
     v->allows |= fits || (raised > v->asked && pour(limit_of(op->key), &other, raised, op->cost));
     v->slotless |= at < 0;
+    int spare = place_of(1, fingerprints[op->key], COMMITTED);
     v->missed |= at < 0 || expires(shared.place[at].state) <= v->asked;
-    v->grouped |= at < 0 && place_of(1, fingerprints[1][op->key], COMMITTED) >= 0;
+    v->missed |= spare >= 0 && expires(shared.place[spare].state) > v->asked;
+    v->in_spare_slot |= at < 0 && spare >= 0;
     for (int i = 0; i < MAIN; i++)
         free |= in_play >> i & 1 && !in_use(shared.place[i], v->asked);
-    v->crowded |= !free && place_of(0, fingerprints[0][op->key], ANY) < 0;
+    v->crowded |= !free && place_of(0, fingerprints[op->key], ANY) < 0;
 }
 
 /* Who comes late with an old time is counted in the window that was written, if it is one that is among what is kept.
  * The line may also be that of a charge that was given back since: then `at` is the time that was asked, as if there had
  * been no charge, for the question whether too much was allowed, and `late` in the window, for whether too little was. */
-static void keep(struct taker *t, int key, int in_group, int64_t at, int64_t cost, uint64_t word) {
+static void keep(struct taker *t, int key, int in_spare, int64_t at, int64_t cost, uint64_t word) {
     const struct limit *l = limit_of(key);
     int64_t period = (int64_t)l->period * SECOND, late = at, newest = 0;
     int64_t line = l->kind == GCRA ? 0 : expires(word) - (l->kind == SLIDING ? 2 : 1) * period;
@@ -185,7 +187,7 @@ static void keep(struct taker *t, int key, int in_group, int64_t at, int64_t cos
     if (kept_n == MAX_KEPT)
         abort();
     line_of[key].reached = late > line_of[key].reached ? late : line_of[key].reached;
-    kept[kept_n++] = (struct kept){key, (int)(t - takers), in_group, !in_group, t->view.number, at, late, cost};
+    kept[kept_n++] = (struct kept){key, (int)(t - takers), in_spare, !in_spare, t->view.number, at, late, cost};
 }
 
 static void drop(int i) {
@@ -200,9 +202,9 @@ static void drop_all(int key) {
 }
 
 /* A taker gives back what it charged last. */
-static void drop_last(int key, int taker, int in_group) {
+static void drop_last(int key, int taker, int in_spare) {
     for (int i = kept_n; i-- > 0;)
-        if (kept[i].key == key && kept[i].taker == taker && kept[i].in_group == in_group) {
+        if (kept[i].key == key && kept[i].taker == taker && kept[i].in_spare == in_spare) {
             drop(i);
             return;
         }
@@ -210,20 +212,20 @@ static void drop_last(int key, int taker, int in_group) {
 
 static void changed(struct taker *t, int i, struct slot was, struct slot is) {
     const struct op *op = &scenario->ops[t - takers][t->op];
-    int group = i >= MAIN, own = was.fingerprint == is.fingerprint;
-    uint64_t fingerprint = fingerprints[group][op->key];
+    int spare = i >= MAIN, own = was.fingerprint == is.fingerprint;
+    uint64_t fingerprint = fingerprints[op->key];
     struct view *v = &t->view;
     int64_t raised = v->looked > v->asked ? v->looked : v->asked;
-    v->wrote |= group ? WROTE_GROUP : WROTE_SLOT;
+    v->wrote |= spare ? WROTE_SPARE : WROTE_SLOT;
     if (tracing)
-        printf("      %s %d: %llx %016llx -> %llx %016llx\n", group ? "group" : "slot", i % MAIN,
+        printf("      %s %d: %llx %016llx -> %llx %016llx\n", spare ? "spare slot" : "slot", i % MAIN,
                (unsigned long long)was.fingerprint >> 48, (unsigned long long)was.state,
                (unsigned long long)is.fingerprint >> 48, (unsigned long long)is.state);
     if (is.state == 0) {
         if (was.fingerprint != fingerprint || is.fingerprint != 0)
             breaks("wrote", "emptied a slot of another key");
         if (is_held(was)) {
-            mark(kept_n && !kept[kept_n - 1].final && kept[kept_n - 1].taker == t - takers ? CLEARS_FOR_GROUP : CLEARS);
+            mark(kept_n && !kept[kept_n - 1].final && kept[kept_n - 1].taker == t - takers ? CLEARS_FOR_SPARE : CLEARS);
         } else if (op->what == RESETS) {
             mark(IS_RESET);
             drop_all(op->key);
@@ -235,9 +237,9 @@ static void changed(struct taker *t, int i, struct slot was, struct slot is) {
     if (is.fingerprint != fingerprint)
         breaks("wrote", "wrote a state of another key");
     if (is_held(is)) {
-        if (in_use(was, group ? raised : v->asked))
+        if (in_use(was, spare ? raised : v->asked))
             breaks("wrote", "reserved a slot that was in use");
-        mark(is_committed(was) ? group ? FORGETS_GROUP : FORGETS : is_held(was) ? TAKES_DEAD : RESERVES);
+        mark(is_committed(was) ? spare ? FORGETS_SPARE : FORGETS : is_held(was) ? TAKES_DEAD : RESERVES);
         return;
     }
     if (!own || was.state == 0)
@@ -247,21 +249,21 @@ static void changed(struct taker *t, int i, struct slot was, struct slot is) {
             mark(COMMITS_OTHERS);
         if (raised > v->asked)
             mark(RAISES);
-        if (!group)
+        if (!spare)
             line_of[op->key].inherits = t->call.shared;
-        if (!group && t->call.shared)
-            mark(CLAIMS_ON_GROUP);
-        if (group)
-            mark(CHARGES_GROUP);
-        keep(t, op->key, group, raised, op->cost, is.state);
+        if (!spare && t->call.shared)
+            mark(CLAIMS_ON_SPARE);
+        if (spare)
+            mark(CHARGES_SPARE);
+        keep(t, op->key, spare, raised, op->cost, is.state);
     } else if (op->what == GIVES_BACK || is.state < was.state) {
         mark(op->what == GIVES_BACK ? BACK : UNDOES);
-        drop_last(op->key, (int)(t - takers), group);
+        drop_last(op->key, (int)(t - takers), spare);
     } else {
-        mark(group ? CHARGES_GROUP : HITS);
-        keep(t, op->key, group, group ? raised : v->asked, op->cost, is.state);
+        mark(spare ? CHARGES_SPARE : HITS);
+        keep(t, op->key, spare, spare ? raised : v->asked, op->cost, is.state);
     }
-    for (int j = group * MAIN; j < (group + 1) * MAIN; j++)
+    for (int j = spare * MAIN; j < (spare + 1) * MAIN; j++)
         if (j != i && shared.place[j].fingerprint == is.fingerprint && is_committed(shared.place[j]))
             breaks("twice", "two committed slots for one fingerprint");
 }
@@ -277,10 +279,10 @@ static void observe(struct taker *t) {
         seen[i] = is;
         changed(t, i, was, is);
     }
-    if (seen_watermark != shared.header.watermark_us || seen_until != shared.header.shared_until_us) {
-        if (shared.header.watermark_us < seen_watermark || shared.header.shared_until_us < seen_until)
+    if (seen_watermark != shared.header.watermark_us || seen_until != shared.header.spare_until_us) {
+        if (shared.header.watermark_us < seen_watermark || shared.header.spare_until_us < seen_until)
             breaks("wrote", "lowered a word of the header");
-        seen_watermark = shared.header.watermark_us, seen_until = shared.header.shared_until_us;
+        seen_watermark = shared.header.watermark_us, seen_until = shared.header.spare_until_us;
         t->view.wrote |= WROTE_HEADER;
         any = 1;
     }
@@ -303,10 +305,10 @@ static int settle(const struct taker *t, int allowed) {
     for (int i = kept_n; i-- > 0;) {
         if (kept[i].number != t->view.number || kept[i].taker != t - takers)
             continue;
-        main_n += !kept[i].in_group;
+        main_n += !kept[i].in_spare;
         if (allowed && n++ == 0) {
             kept[i].final = 1;
-        } else if (kept[i].in_group) {
+        } else if (kept[i].in_spare) {
             mark(LEAVES);
             drop(i);
         }
@@ -319,7 +321,7 @@ static void end(struct taker *t, const struct op *op, int status) {
     v->under_way = 0;
     if (tracing)
         printf("      returns %d, %s%s%s\n", status, t->call.allowed ? "allowed" : "denied",
-               t->call.shared ? " by its group" : "", t->call.full ? ", full" : "");
+               t->call.shared ? " by its spare slot" : "", t->call.full ? ", full" : "");
     if (shared.header.lanes[t - takers].contended)
         mark(LOSES);
     if (status < 0)
@@ -340,8 +342,8 @@ static void end(struct taker *t, const struct op *op, int status) {
     }
     if (t->call.allowed)
         return;
-    mark(t->call.full ? IS_FULL : t->call.shared ? GROUP_DENIES : DENIES);
-    if (!v->denies && !(t->call.full && v->crowded) && !(t->call.shared && v->grouped))
+    mark(t->call.full ? IS_FULL : t->call.shared ? SPARE_DENIES : DENIES);
+    if (!v->denies && !(t->call.full && v->crowded) && !(t->call.shared && v->in_spare_slot))
         breaks("less", t->call.full ? "no room, and the key had some at every moment of the call"
                                     : "denied, and the true bucket had room at every moment of the call");
     if (!v->slotless && v->wrote)
@@ -360,11 +362,11 @@ static void finish(void) {
         struct bucket b;
         if (!fold(k, 0, &b))
             breaks("more", "a key was allowed what the bucket of its kept requests refuses");
-        int at = place_of(0, fingerprints[0][k], COMMITTED);
+        int at = place_of(0, fingerprints[k], COMMITTED);
         uint64_t word = encode(limit_of(k), &b);
         if (at >= 0 && (exact ? shared.place[at].state != word : shared.place[at].state < word))
             breaks("lost", "the state isn't that of the kept requests");
-        if (at >= 0 && !killed && place_of(0, fingerprints[0][k], HELD) >= 0)
+        if (at >= 0 && !killed && place_of(0, fingerprints[k], HELD) >= 0)
             breaks("left", "a key has a slot, and a reservation besides");
         if (at < 0 && exact && (b.until || b.window) && expires(word) > (int64_t)shared.header.watermark_us)
             breaks("lost", "a key has no state, and it wasn't published that it was forgotten");

@@ -241,67 +241,67 @@ SABOTAGES = {
         "wrote",
         "a reset races a slot that passes to another key",
     ),
-    "groups are in use, and it isn't published": Sabotage(
-        "_claim.h", "if (is_of_group(r) && !raise_word", "if (0 && !raise_word", "more", FREE
+    "spare slots are in use, and it isn't published": Sabotage(
+        "_claim.h", "if (is_spare(r) && !raise_word", "if (0 && !raise_word", "more", FREE
     ),
-    "a claimer doesn't read the group": Sabotage(
-        "_claim.h", "int status = read_group(r, &from);", "int status = 0;\n    from = 0;", "more", FREE
+    "a claimer doesn't read the spare slot": Sabotage(
+        "_claim.h", "int status = read_spare(r, &from);", "int status = 0;\n    from = 0;", "more", FREE
     ),
-    "a claimer reads the group before it reserves, not after": Sabotage(
+    "a claimer reads the spare slot before it reserves, not after": Sabotage(
         "_claim.h",
         "    int status = fresh(r, &to);\n    if (status < 0)\n        return status;\n    if (r->call->allowed) {",
         "    int status = judge(r->call, 0, raised_us(r), r->asked_us, r->cost, &to);\n    if (r->call->allowed) {",
         "more",
         FREE,
     ),
-    "a claimer reads the watermark before the group": Sabotage(
+    "a claimer reads the watermark before the spare slot": Sabotage(
         "_claim.h",
-        "    int status = read_group(r, &from);\n"
+        "    int status = read_spare(r, &from);\n"
         "    if (status < 0)\n"
         "        return status;\n"
         "    int64_t as_of_us = raised_us(r);\n",
         "    int64_t as_of_us = raised_us(r);\n"
-        "    int status = read_group(r, &from);\n"
+        "    int status = read_spare(r, &from);\n"
         "    if (status < 0)\n"
         "        return status;\n",
         "more",
-        "a group is forgotten while its key is claimed",
+        "a spare slot is forgotten while its key is claimed",
     ),
-    "the state of a group isn't confirmed": Sabotage(
+    "the state of a spare slot isn't confirmed": Sabotage(
         "_claim.h",
-        "if (!is_unchanged(&group, &f))",
+        "if (!is_unchanged(&spare, &f))",
         "if (0)",
         "answer",
-        "a group is forgotten while its key is claimed",
+        "a spare slot is forgotten while its key is claimed",
     ),
-    "a group denies a key that has a slot by now": Sabotage(
+    "a spare slot denies a key that has a slot by now": Sabotage(
         "_claim.h",
-        "            if (is_there(r->bucket, r->fingerprint))\n"
-        "                continue;\n"
-        "            return status;",
+        "            if (is_there(r->bucket, r->fingerprint))\n                continue;\n            return status;",
         "            return status;",
         "less",
-        "a group is spent by another key while its key is claimed",
+        "a spare slot is spent while its key is claimed",
     ),
-    "a charged group, and no look for the key": Sabotage("_share.h", "i < CANDIDATES * BUCKET", "i < 0", "more", FREE),
-    "a charged group, and the reservation of the key isn't cleared": Sabotage(
+    "a charged spare slot, and no look for the key": Sabotage(
+        "_share.h", "i < CANDIDATES * BUCKET", "i < 0", "more", FREE
+    ),
+    "a charged spare slot, and the reservation of the key isn't cleared": Sabotage(
         "_share.h", "if (swap_pair(slot, r->fingerprint, state, 0, 0))", "if (1)", "more", FREE
     ),
-    "a charged group, the clearing is lost, and the slot isn't looked at again": Sabotage(
+    "a charged spare slot, the clearing is lost, and the slot isn't looked at again": Sabotage(
         "_share.h",
         "if (swap_pair(slot, r->fingerprint, state, 0, 0))",
         "if (swap_pair(slot, r->fingerprint, state, 0, 0) || 1)",
         "more",
         FREE,
     ),
-    "a charged group, and the watermark isn't looked at again": Sabotage(
+    "a charged spare slot, and the watermark isn't looked at again": Sabotage(
         "_share.h",
         "return raised_us(r) <= stamp_us;",
         "return stamp_us != 0;",
         "more",
         "a key that shares is claimed and forgotten meanwhile",
     ),
-    "a charged group, and the expired slot of the key isn't counted": Sabotage(
+    "a charged spare slot, and the expired slot of the key isn't counted": Sabotage(
         "_share.h",
         "            if (!is_reserved(state) || !may_try(r))\n",
         "            if (!is_reserved(state) && expiry_us(state) <= stamp_us)\n                break;\n"
@@ -309,16 +309,16 @@ SABOTAGES = {
         "more",
         "a key shares while its slot expires",
     ),
-    "a group is judged as of the clock alone": Sabotage(
+    "a spare slot is judged as of the clock alone": Sabotage(
         "_share.h",
-        "struct request group = group_of(r, raised_us(r));",
-        "struct request group = group_of(r, r->asked_us);",
+        "struct request spare = spare_of(r, raised_us(r));",
+        "struct request spare = spare_of(r, r->asked_us);",
         "endless",
         "a key that shares is claimed and forgotten meanwhile",
     ),
     "a charge that doesn't stand alone is allowed": Sabotage(
         "_share.h",
-        "    undo(&group);\n    r->call->charged = 0;\n    return AGAIN;\n",
+        "    undo(&spare);\n    r->call->charged = 0;\n    return AGAIN;\n",
         "    return status;\n",
         "more",
         FREE,

@@ -1,7 +1,7 @@
 /* What is tried: who does what, on which table.  Data only; driver.c says how it is searched.
  *
  * Times are whole seconds, and the clock shows CLOCK at the start.  The table has MAIN slots in three buckets, and a
- * second region of as many for groups.  Those named in `free`, and those of `before`, are in play; all others hold live
+ * second region of as many spare ones.  Those named in `free`, and those of `before`, are in play; all others hold live
  * states of keys that nobody here asks for. */
 #include <stdint.h>
 
@@ -24,7 +24,7 @@ struct limit {                             /* GCRA: `quota` is the burst, `perio
 
 struct scenario {
     const char *name;
-    int preemptions, deaths, shares;       /* shares: keys without room are meant to find room in a group */
+    int preemptions, deaths, shares;       /* shares: keys without room are meant to find a spare slot */
     struct limit limit[KEYS];              /* {0}: as for key 0 */
     uint64_t free;
     struct past before[PAST];
@@ -32,7 +32,7 @@ struct scenario {
 };
 
 #define SLOT(n) (UINT64_C(1) << (n))       /* buckets begin at 0, 8 and 16 */
-#define GROUP(n) SLOT(MAIN + (n))
+#define SPARE(n) SLOT(MAIN + (n))
 #define ONE {GCRA, 1, 10}                     /* GCRA, burst 1, one in 10 seconds */
 #define TWO {GCRA, 2, 10}
 #define THREE {GCRA, 3, 10}
@@ -139,52 +139,52 @@ static const struct scenario SCENARIOS[] = {
      .before = {{0, 0, 80, 1}},
      .ops = {{{CHARGES, 0, 90, 1}, {GIVES_BACK, 0, 0, 1}}, {{TAKES, 1, 100, 1}}, {{TAKES, 0, 110, 1}}}},
 
-    {"two share without room", ALL, .shares = 1, .limit = {TWO}, .free = GROUP(0) | GROUP(8),
+    {"two share without room", ALL, .shares = 1, .limit = {TWO}, .free = SPARE(0) | SPARE(8),
      .ops = {{{TAKES, 0, 100, 1}, {TAKES, 0, 101, 1}}, {{TAKES, 0, 100, 1}}}},
-    {"three share without room", 3, .shares = 1, .limit = {TWO}, .free = GROUP(0) | GROUP(1),
+    {"three share without room", 3, .shares = 1, .limit = {TWO}, .free = SPARE(0) | SPARE(1),
      .ops = {{{TAKES, 0, 100, 1}}, {{TAKES, 1, 100, 1}}, {{TAKES, 0, 101, 1}}}},
-    {"a slot gets free while its key shares", ALL, .shares = 1, .limit = {ONE}, .free = GROUP(0),
+    {"a slot gets free while its key shares", ALL, .shares = 1, .limit = {ONE}, .free = SPARE(0),
      .before = {{0, 2, 90, 1}},
      .ops = {{{TAKES, 0, 99, 1}}, {{TAKES, 0, 100, 1}}}},
-    {"two slots get free while a key shares", ALL, .shares = 1, .limit = {TWO}, .free = GROUP(0),
+    {"two slots get free while a key shares", ALL, .shares = 1, .limit = {TWO}, .free = SPARE(0),
      .before = {{0, 2, 90, 1}, {8, 2, 90, 0}},
      .ops = {{{TAKES, 0, 99, 2}}, {{TAKES, 0, 100, 1}, {TAKES, 0, 101, 1}}}},
-    {"a slot gets free while two of a group share", 2, .shares = 1, .limit = {TWO}, .free = GROUP(0),
+    {"a slot gets free while two take spare slots", 2, .shares = 1, .limit = {TWO}, .free = SPARE(0),
      .before = {{0, 2, 90, 1}},
      .ops = {{{TAKES, 0, 99, 1}}, {{TAKES, 0, 100, 1}}, {{TAKES, 1, 99, 1}, {TAKES, 0, 100, 1}}}},
-    {"a slot gets free while a fixed window is shared", 7, .shares = 1, .limit = {FIXED_2}, .free = GROUP(0),
+    {"a slot gets free while a fixed window is shared", 7, .shares = 1, .limit = {FIXED_2}, .free = SPARE(0),
      .before = {{0, 2, 99, 1}},
      .ops = {{{TAKES, 0, 99, 2}, {TAKES, 0, 101, 1}}, {{TAKES, 0, 100, 2}}}},
-    {"a slot gets free while a sliding window is shared", 6, .shares = 1, .limit = {SLIDING_2}, .free = GROUP(0),
+    {"a slot gets free while a sliding window is shared", 6, .shares = 1, .limit = {SLIDING_2}, .free = SPARE(0),
      .before = {{0, 2, 88, 1}},
      .ops = {{{TAKES, 0, 99, 2}}, {{TAKES, 0, 100, 2}, {TAKES, 0, 108, 1}}}},
     {"a key that shares is claimed and forgotten meanwhile", 3, .shares = 1, .limit = {ONE},
      .before = {{0, 2, 90, 1}, {MAIN, 0, 80, 1}},
      .ops = {{{TAKES, 0, 99, 1}}, {{TAKES, 0, 100, 1}}, {{TAKES, 1, 111, 1}}}},
-    {"a group is in use when its key is claimed", ALL, .shares = 1, .limit = {TWO}, .free = SLOT(0),
+    {"a spare slot is in use when its key is claimed", ALL, .shares = 1, .limit = {TWO}, .free = SLOT(0),
      .before = {{MAIN, 0, 95, 1}},
      .ops = {{{TAKES, 0, 100, 1}, {TAKES, 0, 100, 1}}, {{TAKES, 0, 101, 1}, {PEEKS, 0, 101, 1}}}},
-    {"a group is forgotten while its key is claimed", ALL, .shares = 1, .limit = {TWO, {0}, FIXED_2}, .free = SLOT(0),
+    {"a spare slot is forgotten while its key is claimed", ALL, .shares = 1, .limit = {TWO, {0}, FIXED_2}, .free = SLOT(0),
      .before = {{MAIN, 0, 100, 1}},
      .ops = {{{TAKES, 0, 105, 1}, {TAKES, 0, 105, 1}}, {{TAKES, 2, 111, 1}}}},
-    {"a group is spent by another key while its key is claimed", 3, .shares = 1, .limit = {TWO}, .free = GROUP(0),
+    {"a spare slot is spent while its key is claimed", 3, .shares = 1, .limit = {TWO}, .free = SPARE(0),
      .before = {{0, 2, 90, 1}, {8, 3, 90, 1}},
-     .ops = {{{TAKES, 0, 100, 1}}, {{TAKES, 0, 100, 1}}, {{TAKES, 1, 99, 2}}}},
-    {"a key shares while its slot expires", ALL, .shares = 1, .limit = {ONE}, .free = SLOT(0) | GROUP(0),
+     .ops = {{{TAKES, 0, 100, 1}}, {{TAKES, 0, 100, 1}}, {{TAKES, 0, 99, 2}}}},
+    {"a key shares while its slot expires", ALL, .shares = 1, .limit = {ONE}, .free = SLOT(0) | SPARE(0),
      .ops = {{{TAKES, 0, 99, 1}}, {{TAKES, 0, 80, 1}, {TAKES, 0, 100, 1}}}},
-    {"two groups compete for the last slot", ALL, .shares = 1, .limit = {ONE, {0}, FIXED_2}, .before = {{MAIN, 2, 80, 1}},
+    {"two keys compete for the last spare slot", ALL, .shares = 1, .limit = {ONE, {0}, FIXED_2}, .before = {{MAIN, 2, 80, 1}},
      .ops = {{{TAKES, 0, 100, 1}, {PEEKS, 0, 100, 1}}, {{TAKES, 2, 100, 1}}}},
-    {"a group is forgotten and comes back", ALL, .shares = 1, .limit = {ONE, FIXED_2, TWO},
+    {"a spare slot is forgotten and comes back", ALL, .shares = 1, .limit = {ONE, FIXED_2, TWO},
      .before = {{MAIN, 0, 90, 1}, {MAIN + 1, 2, 90, 1}, {MAIN + 8, 2, 50, 0}},
      .ops = {{{TAKES, 0, 99, 1}}, {{TAKES, 1, 100, 1}, {TAKES, 0, 100, 1}}}},
-    {"charges of a group are given back", 3, .shares = 1, .limit = {TWO}, .free = GROUP(0),
+    {"charges of a spare slot are given back", 3, .shares = 1, .limit = {TWO}, .free = SPARE(0),
      .ops = {{{CHARGES, 0, 100, 1}, {GIVES_BACK, 0, 0, 1}}, {{CHARGES, 0, 101, 1}, {GIVES_BACK, 0, 0, 1}},
              {{TAKES, 0, 102, 1}}}},
-    {"charges are given back while a slot gets free", 6, .shares = 1, .limit = {TWO}, .free = GROUP(0),
+    {"charges are given back while a slot gets free", 6, .shares = 1, .limit = {TWO}, .free = SPARE(0),
      .before = {{0, 2, 90, 1}},
      .ops = {{{CHARGES, 0, 99, 1}, {GIVES_BACK, 0, 0, 1}}, {{TAKES, 0, 100, 1}, {TAKES, 0, 101, 1}}}},
-    {"a key is reset while it shares", 5, .shares = 1, .limit = {ONE}, .free = GROUP(0), .before = {{0, 2, 90, 1}},
+    {"a key is reset while it takes a spare slot", 5, .shares = 1, .limit = {ONE}, .free = SPARE(0), .before = {{0, 2, 90, 1}},
      .ops = {{{TAKES, 0, 99, 1}}, {{TAKES, 0, 100, 1}, {RESETS, 0, 100, 0}, {TAKES, 0, 100, 1}}}},
-    {"one that shares is killed", 2, 1, .shares = 1, .limit = {ONE}, .free = GROUP(0), .before = {{0, 2, 90, 1}},
+    {"one that takes a spare slot is killed", 2, 1, .shares = 1, .limit = {ONE}, .free = SPARE(0), .before = {{0, 2, 90, 1}},
      .ops = {{{TAKES, 0, 99, 1}}, {{TAKES, 0, 100, 1}}, {{TAKES, 0, 99, 1}}}},
 };

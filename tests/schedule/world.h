@@ -1,7 +1,7 @@
 /* A table in plain memory, and takers that run the real _table.c on it, one access to shared memory at a time.
  *
  * Takers are coroutines of one thread.  YIELD, which comes before each access to shared memory, hands over to the
- * scheduler where the word is one that others may change: a slot in play, the watermark, shared_until.  Counters and
+ * scheduler where the word is one that others may change: a slot in play, the watermark, spare_until.  Counters and
  * nonces are no such places: nobody decides on another's.  Clocks are virtual. */
 #define _GNU_SOURCE
 #include <setjmp.h>
@@ -24,8 +24,8 @@ struct view {                              /* of the call under way, for the ora
     int64_t number, under_way, asked, looked; /* `looked`: the watermark when I looked at it last */
     int64_t wrote;                         /* bits of the regions and header words that the call changed */
     int64_t denies, allows;                /* at some moment of the call the true bucket did, */
-    int64_t slotless, missed;              /* the key had no slot; no live one; */
-    int64_t grouped, crowded;              /* no slot, and its group had one; no slot, and found none */
+    int64_t slotless, missed;              /* the key had no slot; none that can be reset; */
+    int64_t in_spare_slot, crowded;        /* only a spare slot; no slot, and found none */
 };
 
 struct taker {
@@ -52,7 +52,7 @@ static struct taker takers[TAKERS], *current;
 static jmp_buf scheduler;
 static uint64_t in_play;                   /* bits of places */
 static unsigned char names[KEYS][2];
-static uint64_t fingerprints[2][KEYS];     /* of keys, of their groups */
+static uint64_t fingerprints[KEYS];
 
 static int virtual_clock(struct timespec *t) {
     *t = (struct timespec){clock_now, 0};
@@ -77,7 +77,7 @@ static void touch(const void *word) {
     const struct header *header = &shared.header;
     int64_t place = (const struct slot *)word - shared.place;
     int watched = (const char *)word >= (const char *)shared.place && place < PLACES ? (int)(in_play >> place & 1)
-                  : word == &header->watermark_us || word == &header->shared_until_us;
+                  : word == &header->watermark_us || word == &header->spare_until_us;
     if (!watched || !current)
         return;
     yield(current, word);
@@ -156,7 +156,7 @@ static void set_policy(struct policy *p, struct table *table, const struct limit
 
 static uint64_t word_of(const struct past *past);
 
-/* Makes the table of the scenario.  Keys of one policy are of one group. */
+/* Makes the table of the scenario. */
 static void make_table(const struct scenario *s) {
     scenario = s;
     memset(&first, 0, sizeof first);
@@ -169,17 +169,13 @@ static void make_table(const struct scenario *s) {
         for (int k = 0; k < KEYS; k++)
             set_policy(&takers[i].policy[k], t, limit_of(k));
     }
-    int n = 0;
     for (int k = 0; k < KEYS; k++) {
         static struct call call;
         struct request r;
         call.policy = &takers[0].policy[k];
-        do {
-            names[k][0] = (unsigned char)n, names[k][1] = (unsigned char)(n >> 8), n++;
-            r = request(&call, names[k], 2, 1, TAKE);
-        } while (r.fingerprint & 255);
-        fingerprints[0][k] = r.fingerprint;
-        fingerprints[1][k] = group_of(&r, 0).fingerprint;
+        names[k][0] = (unsigned char)k;
+        r = request(&call, names[k], 2, 1, TAKE);
+        fingerprints[k] = r.fingerprint;
     }
     in_play = s->free;
     for (int i = 0; i < PLACES; i++)
@@ -187,9 +183,9 @@ static void make_table(const struct scenario *s) {
             first.place[i] = (struct slot){UINT64_C(0x100) + (uint64_t)i, UINT64_C(3) << 62};
     for (const struct past *past = s->before; past < s->before + PAST && past->at; past++) {
         in_play |= SLOT(past->place);
-        first.place[past->place] = (struct slot){fingerprints[past->place >= MAIN][past->key], word_of(past)};
+        first.place[past->place] = (struct slot){fingerprints[past->key], word_of(past)};
         if (past->place >= MAIN)
-            first.header.shared_until_us = UINT64_C(200) * SECOND;
+            first.header.spare_until_us = UINT64_C(200) * SECOND;
     }
 }
 

@@ -45,7 +45,7 @@ def test_header_struct_agrees_with_the_dtype() -> None:
     import numpy as np
 
     read = np.frombuffer(packed, header)[0]
-    assert [int(read[field]) for field in ("magic", "version", "header_bytes", "slots", "group_slots")] == [
+    assert [int(read[field]) for field in ("magic", "version", "header_bytes", "slots", "spare_slots")] == [
         1,
         2,
         3,
@@ -71,8 +71,8 @@ def test_slots_out_of_range_are_refused(asked: object) -> None:
 
 def test_second_region_is_small() -> None:
     """The region for sharing is 1/64 of the slots, at least 1,024."""
-    assert layout.group_slots(24) == 1024
-    assert layout.group_slots(2**20) == 2**14
+    assert layout.spare_slots(24) == 1024
+    assert layout.spare_slots(2**20) == 2**14
     assert layout.segment_bytes(65536) == 8192 + 16 * (65536 + 1024)
 
 

@@ -1,4 +1,4 @@
-"""Sharing where there is no room: 256 groups a policy, denied earlier and never allowed more."""
+"""Where a key finds no room: spare slots, in which it is counted as exactly, and `full`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from shmlimit.table import layout
 
 T0 = 1_767_225_600_000_000  # 2026-01-01
 DAY = TokenBucket(1, 86_400)
-DAY_PLUS = [TokenBucket(1, 86_400 + i) for i in range(8)]
-GROUPS = 256
 
 
 def occupy(table: SharedTable, *, until_us: int = T0 + 86_400 * 10**6) -> None:
@@ -21,58 +19,43 @@ def occupy(table: SharedTable, *, until_us: int = T0 + 86_400 * 10**6) -> None:
     table.slots["state"] = 1 << 63 | until_us << 11
 
 
-def group_words(table: SharedTable) -> int:
-    """How many groups have a state."""
+def spare_words(table: SharedTable) -> int:
+    """How many spare slots have a state."""
     import numpy as np
 
     at = layout.HEADER_BYTES + table.slots.nbytes
-    groups = np.frombuffer(table._opened()[0].mapping, layout.slot_dtype(), layout.group_slots(len(table.slots)), at)
-    return int((groups["state"] != 0).sum())
+    spare = np.frombuffer(table._opened()[0].mapping, layout.slot_dtype(), layout.spare_slots(len(table.slots)), at)
+    return int((spare["state"] != 0).sum())
 
 
 @pytest.mark.parametrize("policy", [TokenBucket(3, 60), Gcra(3, 60), FixedWindow(3, 60), SlidingCounter(3, 60)])
-def test_key_without_room_gets_the_limit_of_its_group(name: str, policy: Policy) -> None:
-    """A key that finds no slot is counted by its group, which is a state of the policy like any other."""
+def test_keys_without_room_are_served_exactly(name: str, policy: Policy) -> None:
+    """Keys that find no slot are each decided as the pure policy does, and peeks say so before."""
     with SharedTable.create(name, 24) as table:
         occupy(table)
-        state: object = None
-        for step in (0, 0, 5, 10, 20, 30, 61, 62, 90, 130):
-            now_us = T0 + step * 10**6
-            wanted, state = policy.decide(state, now_us)
-            assert table.peek(policy, "k", 1, now_us=now_us).allowed == wanted.allowed
-            assert table.take(policy, "k", now_us=now_us) == wanted
-        assert table.stats()["shared"] == 10
-        assert table.stats()["allowed"] + table.stats()["denied"] == 10
-        assert group_words(table) == 1
-        assert table.reset(policy, "k") is False
+        for key in range(300):
+            state: object = None
+            for step in (0, 0, 5, 10, 20, 30, 61, 62, 90, 130):
+                now_us = T0 + step * 10**6
+                wanted, state = policy.decide(state, now_us)
+                assert table.peek(policy, f"key {key}", 1, now_us=now_us).allowed == wanted.allowed
+                assert table.take(policy, f"key {key}", now_us=now_us) == wanted
+        assert table.stats()["shared"] == 3000
+        assert table.stats()["allowed"] + table.stats()["denied"] == 3000
+        assert spare_words(table) == 300
+        assert table.reset(policy, "key 0") is False
 
 
-def test_groups_are_256_for_each_policy(name: str) -> None:
-    """Thousands of keys without room get the limits of 256 groups together, and each policy has groups of its own."""
-    with SharedTable.create(name, 24) as table:
-        occupy(table)
-        for policy in (DAY, FixedWindow(2, 86_400)):
-            allowed = sum(table.take(policy, f"key {i}", now_us=T0).allowed for i in range(8000))
-            assert allowed == GROUPS * policy.quota
-        assert table.stats()["full"] == 0
-        assert group_words(table) == 2 * GROUPS
-
-
-def test_a_group_without_room_is_full(name: str) -> None:
-    """Where not even the group finds a slot the key is denied until one of its own may be free: that is `full`."""
+def test_without_a_spare_slot_it_is_full(name: str) -> None:
+    """Where there isn't even a spare slot the key is denied until a slot may be free, and counted as `full`."""
     with SharedTable.create(name, 24) as table:
         occupy(table, until_us=T0 + 3600 * 10**6)
-        for i in range(1000):
-            for policy in DAY_PLUS:
-                table.take(policy, f"key {i}", now_us=T0)
-        stats = table.stats()
-        assert stats["full"] > 0
-        assert stats["allowed"] <= layout.group_slots(24)
-        # The groups that came last found no room.
-        hour_us = 3600 * 10**6
-        key = next(f"key {i}" for i in range(1000) if table.peek(DAY_PLUS[0], f"key {i}", 1, now_us=T0)[4] == hour_us)
+        allowed = [i for i in range(2000) if table.take(DAY, f"key {i}", now_us=T0)]
+        assert len(allowed) == spare_words(table) == layout.spare_slots(24)
+        assert table.stats()["full"] == 2000 - len(allowed)
+        key, hour_us = next(f"key {i}" for i in range(2000) if i not in allowed), 3600 * 10**6
         before = table.stats()
-        free, never, full = (table.take(DAY_PLUS[0], key, cost, now_us=T0) for cost in (0, 2, 1))
+        free, never, full = (table.take(DAY, key, cost, now_us=T0) for cost in (0, 2, 1))
         assert free == Decision(True, 1, 0, hour_us, 0, hour_us)
         assert never == Decision(False, 1, 0, hour_us, None, hour_us)
         assert full == Decision(False, 1, 0, hour_us, hour_us, hour_us)
@@ -83,9 +66,24 @@ def test_a_group_without_room_is_full(name: str) -> None:
         }
 
 
+def test_reset_waits_for_the_spare_slot(name: str) -> None:
+    """While a key's state in a spare slot lives it can't be reset, also where it has moved to a slot since: `False`."""
+    wide = TokenBucket(5, 86_400)
+    with SharedTable.create(name, 24) as table:
+        occupy(table, until_us=2 * T0)  # by the table's own clock, since `reset` has no other
+        assert table.take(wide, "k", 2).remaining == 3
+        assert table.reset(wide, "k") is False
+        table.slots[:] = 0
+        assert table.take(wide, "k").remaining == 2
+        assert table.reset(wide, "k") is False
+        assert table.peek(wide, "k").remaining == 2
+        assert table.take(wide, "other").allowed
+        assert table.reset(wide, "other") is True
+
+
 @pytest.mark.parametrize("policy", [TokenBucket(3, 60), FixedWindow(3, 60), SlidingCounter(3, 60)])
-def test_slot_starts_from_the_state_of_the_group(name: str, policy: Policy) -> None:
-    """A key that shared and then finds a slot has in it what it took before, and the group keeps what others took."""
+def test_slot_starts_from_the_state_of_the_spare_one(name: str, policy: Policy) -> None:
+    """A key that finds a slot again has in it what it took before."""
     with SharedTable.create(name, 24) as table:
         occupy(table)
         assert table.take(policy, "k", now_us=T0).remaining == 2
@@ -96,12 +94,10 @@ def test_slot_starts_from_the_state_of_the_group(name: str, policy: Policy) -> N
         assert table.stats()["shared"] == 2
         assert table.take(policy, "k", now_us=T0).remaining == 0
         assert table.stats()["shared"] == 2
-        occupy(table)
-        assert table.take(policy, "k", now_us=T0).remaining == 1
 
 
-def test_spent_group_denies_a_new_key_before_it_reserves(name: str) -> None:
-    """While a group is spent its keys are denied without a write, also where slots are free again."""
+def test_spent_spare_slot_denies_before_the_key_reserves(name: str) -> None:
+    """A key that is spent in a spare slot is denied without a write, also where slots are free again."""
     with SharedTable.create(name, 24) as table:
         occupy(table)
         assert table.take(DAY, "k", now_us=T0).allowed
@@ -113,8 +109,8 @@ def test_spent_group_denies_a_new_key_before_it_reserves(name: str) -> None:
         assert table.take(DAY, "k", now_us=T0 + 86_400 * 10**6).allowed
 
 
-def test_denial_over_a_group_writes_nothing(name: str) -> None:
-    """A flood of refused keys without a slot writes no slot, no group and no shared word of the header."""
+def test_denial_in_a_spare_slot_writes_nothing(name: str) -> None:
+    """A flood of refused keys without a slot writes no slot, no spare one and no shared word of the header."""
     with SharedTable.create(name, 24) as table:
         occupy(table)
         for i in range(4000):
@@ -127,8 +123,8 @@ def test_denial_over_a_group_writes_nothing(name: str) -> None:
         assert bytes(mapping[layout.HEADER_BYTES :]) == slots
 
 
-def test_joint_requests_give_a_group_back(name: str) -> None:
-    """What is charged to a group and can't stand is given back to the group."""
+def test_joint_requests_give_back_in_spare_slots(name: str) -> None:
+    """What is charged in a spare slot and can't stand is given back there."""
     with SharedTable.create(name, 24) as table:
         charges = None
         occupy(table)
@@ -146,8 +142,8 @@ def test_joint_requests_give_a_group_back(name: str) -> None:
         assert (stats["allowed"], stats["denied"], stats["shared"], stats["full"]) == (2, 1, 3, 0)
 
 
-def test_forgotten_key_shares_as_of_its_expiry(name: str) -> None:
-    """A late worker can't have a group's quota as of a time at which the key was spent before it was forgotten."""
+def test_forgotten_key_takes_a_spare_slot_as_of_its_expiry(name: str) -> None:
+    """A late worker can't have a fresh quota as of a time at which the key was spent before it was forgotten."""
     once = TokenBucket(1, 60)
     with SharedTable.create(name, 24) as table:
         assert table.take(once, "k", now_us=T0).allowed
@@ -160,7 +156,7 @@ def test_forgotten_key_shares_as_of_its_expiry(name: str) -> None:
         assert table.stats()["shared"] > 0
 
 
-def test_first_shared_decision_is_told_in_the_log(name: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_first_key_without_room_is_told_in_the_log(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """Once a process: which table, and how many slots it should have."""
     with SharedTable.create(name, 24) as table, caplog.at_level(logging.WARNING, "shmlimit"):
         table.take(DAY, "before", now_us=T0)
