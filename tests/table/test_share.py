@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 
 from shmlimit import Decision, FixedWindow, Gcra, Policy, SharedTable, SlidingCounter, TokenBucket
+from shmlimit.errors import LayoutError
 from shmlimit.table import layout
 
 T0 = 1_767_225_600_000_000  # 2026-01-01
@@ -19,13 +21,17 @@ def occupy(table: SharedTable, *, until_us: int = T0 + 86_400 * 10**6) -> None:
     table.slots["state"] = 1 << 63 | until_us << 11
 
 
-def spare_words(table: SharedTable) -> int:
-    """How many spare slots have a state."""
+def spare_slots(table: SharedTable) -> Any:
+    """A view of them."""
     import numpy as np
 
     at = layout.HEADER_BYTES + table.slots.nbytes
-    spare = np.frombuffer(table._opened()[0].mapping, layout.slot_dtype(), layout.spare_slots(len(table.slots)), at)
-    return int((spare["state"] != 0).sum())
+    return np.frombuffer(table._opened()[0].mapping, layout.slot_dtype(), layout.spare_slots(len(table.slots)), at)
+
+
+def spare_words(table: SharedTable) -> int:
+    """How many spare slots have a state."""
+    return int((spare_slots(table)["state"] != 0).sum())
 
 
 @pytest.mark.parametrize("policy", [TokenBucket(3, 60), Gcra(3, 60), FixedWindow(3, 60), SlidingCounter(3, 60)])
@@ -79,6 +85,31 @@ def test_reset_waits_for_the_spare_slot(name: str) -> None:
         assert table.peek(wide, "k").remaining == 2
         assert table.take(wide, "other").allowed
         assert table.reset(wide, "other") is True
+
+
+def test_reset_after_the_spare_slot_has_expired(name: str) -> None:
+    """What has expired there is no hindrance, and there is nothing to begin with."""
+    short = TokenBucket(1, 0.001)
+    with SharedTable.create(name, 24) as table:
+        occupy(table)
+        assert table.take(short, "k", now_us=T0).allowed
+        table.slots[:] = 0
+        memoryview(table._opened()[0].mapping)[128:136] = (2 * T0).to_bytes(8, "little")  # others are in use
+        assert table.reset(short, "k") is False
+        assert table.take(short, "k").allowed
+
+
+def test_spoilt_spare_slot_is_an_error(name: str) -> None:
+    """A state of another kind where the key's spare one was: nobody is let in on it."""
+    with SharedTable.create(name, 24) as table:
+        occupy(table, until_us=2 * T0)
+        assert table.take(DAY, "k").allowed
+        table.slots[:] = 0
+        states = spare_slots(table)["state"]
+        states[states != 0] = 0b010 << 61 | 1 << 40
+        for call in (table.take, table.peek, table.reset):
+            with pytest.raises(LayoutError, match="corrupt"):
+                call(DAY, "k")
 
 
 @pytest.mark.parametrize("policy", [TokenBucket(3, 60), FixedWindow(3, 60), SlidingCounter(3, 60)])
