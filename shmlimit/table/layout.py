@@ -14,7 +14,7 @@ Header, two pages (8,192 bytes):
 |     32 | secret          | 2 u8  | random; keys every fingerprint                                                |
 |     48 | clock_offset_us | i8    | table clock + this = Unix time, in microseconds                               |
 |     64 | watermark_us    | u8    | the latest expiry of any state that was forgotten to make room                |
-|    128 | spare_until_us | u8    | until then spare slots are in use                                             |
+|    128 | spare_until_us  | u8    | until then spare slots are in use                                             |
 |    512 | lanes           | 60×128| counters, a lane a process: `LANE_FIELDS`                                     |
 
 A slot is the pair of words *(fingerprint, state)*, 16 bytes; 8 slots are a bucket, 128 bytes and aligned so. It is only
