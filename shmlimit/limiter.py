@@ -7,7 +7,7 @@ from typing import Any
 from shmlimit.errors import ConfigError
 from shmlimit.notation import parse
 from shmlimit.policies.base import Decision, Policy
-from shmlimit.stores.base import Store
+from shmlimit.stores.base import Store, coroutine_of
 
 
 class Limiter:
@@ -63,12 +63,7 @@ class Limiter:
         return found
 
     async def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        method = getattr(self.store, f"a{name}", None)
-        if method is None:
-            import asyncio  # late: 30 ms that only async servers need
-
-            return await asyncio.to_thread(getattr(self.store, name), self.policy, *args, **kwargs)
-        return await method(self.policy, *args, **kwargs)
+        return await coroutine_of(self.store, name)(self.policy, *args, **kwargs)
 
 
 def check_store(store: object) -> None:

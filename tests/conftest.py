@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _servers import MissingServerError, Server, running
 
 from shmlimit.errors import TableNotFoundError
 from shmlimit.table.segment import remove
@@ -51,6 +52,34 @@ def table(name: str) -> Iterator[SharedTable]:
     """A new table of 1,024 slots."""
     with SharedTable.create(name, 1024) as table:
         yield table
+
+
+@pytest.fixture(scope="session")
+def server_of() -> Iterator[Callable[[str], Server]]:
+    """The server of a kind (`valkey`, `redis`, `memcached`) that the tests of a run share; nobody may stop it."""
+    shared: dict[str, Server] = {}
+    with contextlib.ExitStack() as stack:
+
+        def server_of(kind: str) -> Server:
+            if kind not in shared:
+                shared[kind] = _run(stack, kind)
+            return shared[kind]
+
+        yield server_of
+
+
+@pytest.fixture
+def own_server() -> Iterator[Callable[[str], Server]]:
+    """Starts a server of a kind for this test alone, to be paused, killed and emptied."""
+    with contextlib.ExitStack() as stack:
+        yield lambda kind: _run(stack, kind)
+
+
+def _run(stack: contextlib.ExitStack, kind: str) -> Server:
+    try:
+        return stack.enter_context(running(kind))
+    except MissingServerError as error:
+        return pytest.fail(str(error)) if os.environ.get("CI") else pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session")

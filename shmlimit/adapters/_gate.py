@@ -13,7 +13,7 @@ from shmlimit.guard import Guard, KeyFunction, Verdict
 from shmlimit.keys import DENY, client_ip, needs_route
 from shmlimit.limiter import check_policy, check_store
 from shmlimit.policies.base import Decision, Policy
-from shmlimit.stores.base import Store
+from shmlimit.stores.base import Store, coroutine_of
 
 log = logging.getLogger("shmlimit")
 
@@ -170,9 +170,9 @@ class Gate:
             )
         for guard in self._guards:
             check_policy(store, guard.policy, repr(guard), NO_FILE if store is _bound else "Choose another one")
-        self._atake = getattr(store, "atake", None) or _threaded(store.take)
+        self._atake = coroutine_of(store, "take")
         if callable(getattr(store, "take_all", None)):
-            self._atake_all = getattr(store, "atake_all", None) or _threaded(store.take_all)
+            self._atake_all = coroutine_of(store, "take_all")
         self._store = store
         return store
 
@@ -203,13 +203,6 @@ def _check_guards(guards: Sequence[Guard]) -> None:
         names.add(guard.name.lower())
     if not names:
         raise ConfigError('nothing is limited without a guard, such as Guard("per-ip", "10/minute")')
-
-
-def _threaded(method: Callable[..., T]) -> Callable[..., Awaitable[T]]:
-    """The method as a coroutine, in a thread."""
-    import asyncio  # late: 30 ms that only async servers need
-
-    return lambda *args: asyncio.to_thread(method, *args)
 
 
 def families(fields: Iterable[tuple[str, str]]) -> tuple[str, ...]:

@@ -6,12 +6,14 @@ Beside it stands what stores written in Python share: the async half of the prot
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, cast
 
 from shmlimit.errors import ConfigError
 from shmlimit.policies.base import Decision, Policy
 from shmlimit.policies.requests import Request
+from shmlimit.stores._threads import threads_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -29,8 +31,8 @@ class Store(Protocol):
     judged as of an earlier one, whoever gives that.
 
     A store may also have `atake`, `apeek`, `areset` and `atake_all`, coroutines with the same parameters (`BaseStore`
-    makes them). Async servers call the plain methods of one without them in a thread, so that a store that blocks stops
-    no other request.
+    makes them). Async servers call the plain methods of one without them in threads (`coroutine_of`), so that a store
+    that blocks stops no other request.
     """
 
     def take(self, policy: Policy, key: str | bytes, cost: int = 1, *, now_us: int | None = None) -> Decision:
@@ -57,11 +59,15 @@ class Store(Protocol):
 
 
 class BaseStore:
-    """A store's coroutines, made of its public methods: in a thread where those wait for something (`blocks`). And
-    `with store:` closes it.
+    """A store's coroutines, made of its public methods. And `with store:` closes it.
+
+    - `blocks`: whether those wait for something, so that an event loop must call them in a thread.
+    - `fails_fast`: whether a failure that the store knows of costs nothing, because it asks its server only now and
+      then until that answers again. (`FallbackStore` does that for the others.)
     """
 
     blocks: ClassVar[bool] = True
+    fails_fast: ClassVar[bool] = False
 
     take: Callable[..., Decision]
     take_all: Callable[..., list[Decision]]
@@ -94,9 +100,15 @@ class BaseStore:
     async def _off_loop(self, method: Callable[..., _T], *arguments: Any, **named: Any) -> _T:
         if not self.blocks:
             return method(*arguments, **named)
-        import asyncio  # late: 30 ms that only async servers need
+        return await threads_of(self).run(method, *arguments, **named)
 
-        return await asyncio.to_thread(method, *arguments, **named)
+
+def coroutine_of(store: object, name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
+    """The store's coroutine `a<name>`, or else its method of that name, called in a thread."""
+    coroutine = getattr(store, f"a{name}", None)
+    if coroutine is None:
+        coroutine = partial(threads_of(store).run, getattr(store, name))
+    return cast("Callable[..., Coroutine[Any, Any, Any]]", coroutine)
 
 
 def check_policy(policy: object) -> Policy:
