@@ -1,4 +1,4 @@
-"""Real servers for benches and tests: Valkey (from PyPI), Redis and memcached (from the system), on free loopback ports.
+"""Real servers for benches and tests, on free loopback ports: Valkey (from PyPI), Redis, memcached (from the system).
 
     with running("valkey") as server:
         RedisStore(server.url)
