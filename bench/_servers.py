@@ -15,6 +15,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 PATIENCE_S = 10.0
 KINDS = ("valkey", "redis", "memcached")
@@ -58,8 +59,15 @@ class Server:
         raise RuntimeError(f"{self.program} didn't start")
 
     def pause(self) -> None:
-        """Stop it as it is (SIGSTOP): it accepts connections, since the kernel does that, and answers nothing."""
+        """Stop it as it is (SIGSTOP): it accepts connections, since the kernel does that, and answers nothing.
+
+        Its threads stop one after the other, and one that hasn't yet may still answer: this waits for the last.
+        """
         self._signal(signal.SIGSTOP)
+        until = time.monotonic() + PATIENCE_S
+        while not all(_is_stopped(task) for task in Path(f"/proc/{self.pid}/task").glob("*/stat")):
+            assert time.monotonic() < until, "the server didn't stop"
+            time.sleep(0.001)
 
     def resume(self) -> None:
         """Let it go on."""
@@ -122,6 +130,10 @@ def _program(kind: str) -> str:
     if program is None:
         raise MissingServerError(f"{name} isn't installed: apt-get install {name}")
     return program
+
+
+def _is_stopped(task: Path) -> bool:
+    return task.read_text().rpartition(")")[2].split()[0] == "T"
 
 
 def _free_port() -> int:
