@@ -75,5 +75,6 @@ class Breaker:
             self._outage = None
 
     def _wait_s(self, failures: int) -> float:
-        wait_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0**failures)
+        # HAZARD: after nine hours of failures the power alone would be beyond a float.
+        wait_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** min(failures, 10))
         return wait_s * (1 - JITTER + 2 * JITTER * self._chance())

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from shmlimit.adapters.asgi import RateLimit
-from shmlimit.errors import ConfigError, StoreError
+from shmlimit.errors import ConfigError
 from shmlimit.guard import Guard
 from shmlimit.keys import DENY
 from shmlimit.stores.memory import MemoryStore
+from shmlimit.testing import FailingStore
 
 NOW_US = 1_750_000_000_250_000
 HTTP = {"type": "http", "method": "GET", "path": "/", "headers": []}
@@ -110,12 +111,7 @@ def test_a_websocket_that_passes() -> None:
 @pytest.mark.parametrize("extensions", [None, {}, {"websocket.http.response": {}}, "missing"])
 def test_a_websocket_that_is_refused(options: dict[str, Any], status: int, extensions: Any) -> None:
     """Before it is accepted: with the whole response where the server can send one, else it is closed."""
-
-    class Broken(MemoryStore):
-        def take(self, *_args: Any, **_kwargs: Any) -> Any:
-            raise StoreError("gone")
-
-    store = Broken() if options.get("store") else MemoryStore(clock=lambda: NOW_US)
+    store = FailingStore(MemoryStore(clock=lambda: NOW_US), failing="store" in options)
     app = limited({"type": "websocket.accept"}, **{**options, "store": store})
     scope = WEBSOCKET if extensions == "missing" else {**WEBSOCKET, "extensions": extensions}
     if status == 429:

@@ -18,44 +18,19 @@ from shmlimit.guard import Guard
 from shmlimit.notation import parse
 from shmlimit.policies.base import Decision
 from shmlimit.stores.memory import MemoryStore
+from shmlimit.testing import ToldStore
 
 NOW_US = 1_750_000_000_250_000
 OK = Decision(True, 10, 9, 6_000_000, 0, 6_000_000)
 NO = Decision(False, 10, 0, 60_000_000, 5_500_001, 5_500_001)
 
 
-class FakeStore:
-    """Gives one prepared answer for each charge, and remembers how it was asked."""
-
-    def __init__(self, *answers: Decision | Exception) -> None:
-        self.answers = list(answers) or [OK]
-        self.asked: list[tuple[str, Any]] = []
-
-    def supports(self, _policy: Any) -> bool:
-        return True
-
-    def take(self, policy: Any, key: Any, cost: int = 1) -> Decision:
-        self.asked.append(("take", (policy, key, cost)))
-        return self._answers(1)[0]
-
-    def take_all(self, requests: Any) -> list[Decision]:
-        self.asked.append(("take_all", list(requests)))
-        return self._answers(len(requests))
-
-    def _answers(self, count: int) -> list[Decision]:
-        answers = (self.answers * count)[:count]
-        for answer in answers:
-            if isinstance(answer, Exception):
-                raise answer
-        return answers
-
-
 class OneAtATime:
     """A store without take_all."""
 
     def __init__(self) -> None:
-        self.fake = FakeStore(OK)
-        self.take, self.supports = self.fake.take, self.fake.supports
+        told = ToldStore(OK)
+        self.take, self.supports = told.take, told.supports
 
 
 def fixed_clock(now_us: int = NOW_US) -> MemoryStore:
@@ -133,11 +108,11 @@ def b(**options: Any) -> Guard:
 
 def test_one_guard_is_one_take(adapter: Adapter, ask: Callable[..., Any]) -> None:
     """A single guard, also the only one that applies, is asked for with `take`; several are one `take_all`."""
-    store = FakeStore(OK)
+    store = ToldStore(OK)
     app = adapter.make(a(), b(skip_paths=["/free"], cost=3), store=store)
     assert [ask(app, path).status for path in ("/free", "/")] == [200, 200]
     both = [(parse("5/hour"), "k", 1), (parse("1/minute"), "k", 3)]
-    assert store.asked == [("take", both[0]), ("take_all", both)]
+    assert store.asked == [("take", both[:1]), ("take_all", both)]
 
 
 def test_s71_what_refuses_uses_up_nothing(adapter: Adapter, ask: Callable[..., Any]) -> None:
@@ -173,7 +148,7 @@ def test_s53_limited_wherever_it_goes(adapter: Adapter, ask: Callable[..., Any])
 
 def test_a_head_that_is_refused_has_no_body(adapter: Adapter, ask: Callable[..., Any]) -> None:
     """The refusal of a HEAD request has the fields of a GET and no body."""
-    app = adapter.make(a(), store=FakeStore(NO))
+    app = adapter.make(a(), store=ToldStore(NO))
     head, get = ask(app, method="HEAD"), ask(app)
     assert (head.status, head.body, head.headers) == (429, b"", get.headers)
     assert int(dict(head.headers)["content-length"]) == len(get.body) > 0
@@ -195,7 +170,7 @@ def test_skipped_guards_are_left_out(adapter: Adapter, ask: Callable[..., Any]) 
 @pytest.mark.parametrize("first", [True, False])
 def test_a_denied_key_charges_nothing(adapter: Adapter, ask: Callable[..., Any], first: bool) -> None:
     """Whichever guard has the DENY: 403 without a question to the store, and without limits in the answer."""
-    store = FakeStore(OK)
+    store = ToldStore(OK)
     guards = [a(), b(key=lambda _: keys.DENY)]
     answer = ask(adapter.make(*guards[:: -1 if first else 1], store=store))
     assert (answer.status, answer.limits, store.asked) == (403, {}, [])
@@ -206,10 +181,10 @@ def test_keys_side_by_side_are_made_once(adapter: Adapter, ask: Callable[..., An
     """Guards that share the adapter's key ask it once a request."""
     made: list[Any] = []
     guards = Guard("a", "5/hour"), Guard("b", "1/minute")
-    store = FakeStore(OK)
+    store = ToldStore(OK)
     ask(adapter.make(*guards, store=store, key=lambda request: made.append(request) or "k"))
     assert len(made) == 1
-    assert [key for _, key, _ in store.asked[0][1]] == ["k", "k"]
+    assert store.keys == ["k", "k"]
 
 
 # -- What can't work -------------------------------------------------------------------------------------------------
@@ -266,14 +241,14 @@ def test_a_bound_store_that_cannot_hold_a_policy(
 ) -> None:
     """What the hook made can't keep the policy: the error names `sqlite=`."""
 
-    class Table(FakeStore):
+    class Table(ToldStore):
         def supports(self, policy: Any) -> bool:
             return policy.kind != "sliding-log"
 
         def peek(self, policy: Any, _key: Any) -> Any:
             raise ConfigError(f"{policy} is not for tables")
 
-    _gate.bind(Table())
+    _gate.bind(Table(OK))
     told = first_error(adapter, ask, adapter.make(Guard("a", "sliding-log 5/minute"), b()), caplog)
     assert "Table can't run the policy of Guard('a', 'sliding-log 5/minute'): sliding-log 5/minute is not for" in told
     assert 'install(globals(), sqlite="limits.sqlite3")' in told
@@ -282,7 +257,7 @@ def test_a_bound_store_that_cannot_hold_a_policy(
 def test_the_bound_store_is_taken_at_the_first_request(adapter: Adapter, ask: Callable[..., Any]) -> None:
     """The application may be made before the store is bound."""
     app = adapter.make(a(), b())
-    store = FakeStore(OK)
+    store = ToldStore(OK)
     _gate.bind(store)
     assert ask(app).status == 200
     assert len(store.asked) == 1
@@ -297,7 +272,7 @@ def test_s55_a_store_that_fails(
 ) -> None:
     """S55: 503 with Retry-After if any guard is closed, and passing without fields only if all are open."""
     caplog.set_level(logging.WARNING, "shmlimit")
-    store = FakeStore(StoreError("gone"))
+    store = ToldStore(StoreError("gone"))
     app = adapter.make(a(fail_open=are_open[0]), b(fail_open=are_open[1]), store=store)
     for answer in (ask(app), ask(app)):
         assert answer.status == status
@@ -312,7 +287,7 @@ def test_s55_a_store_that_fails(
 
 def test_s55_only_guards_that_apply_are_asked_whether_they_are_open(adapter: Adapter, ask: Callable[..., Any]) -> None:
     """A closed guard that a path skips doesn't keep the request from passing."""
-    app = adapter.make(a(fail_open=True), b(skip_paths=["/free"]), store=FakeStore(StoreError("gone")))
+    app = adapter.make(a(fail_open=True), b(skip_paths=["/free"]), store=ToldStore(StoreError("gone")))
     assert [ask(app, path).status for path in ("/free", "/")] == [200, 503]
 
 
@@ -336,7 +311,7 @@ def test_vectors(adapter: Adapter, ask: Callable[..., Any], row: dict[str, Any])
 
     def make() -> Any:
         guards = [Guard(g["name"], g["policy"], **g["options"]) for g in row["guards"]]
-        store = FakeStore(*[Decision(**decision) for decision in row["decisions"]])
+        store = ToldStore(*[Decision(**decision) for decision in row["decisions"]])
         return adapter.make(*guards, store=store, key=lambda _: "k", headers=row.get("app_headers", ()))
 
     if row["want"] == "CONFIG-ERROR":
@@ -351,7 +326,7 @@ def test_vectors(adapter: Adapter, ask: Callable[..., Any], row: dict[str, Any])
 def test_fields_of_the_application_give_way(adapter: Adapter, ask: Callable[..., Any]) -> None:
     """RateLimit fields of an inner application are replaced, its Retry-After and all else is left alone."""
     inner = [("RateLimit", '"x";r=1;t=1'), ("RateLimit-Policy", '"x";q=1;w=1'), ("Retry-After", "9"), ("X-Own", "yes")]
-    answer = ask(adapter.make(a(), b(), store=FakeStore(OK), headers=inner))
+    answer = ask(adapter.make(a(), b(), store=ToldStore(OK), headers=inner))
     assert answer.limits == {
         "ratelimit-policy": '"a";q=5;w=3600, "b";q=1;w=60',
         "ratelimit": '"a";r=9;t=6, "b";r=9;t=6',
@@ -363,7 +338,7 @@ def test_fields_of_the_application_give_way(adapter: Adapter, ask: Callable[...,
 def test_fields_of_the_application_stay_where_there_are_none(adapter: Adapter, ask: Callable[..., Any]) -> None:
     """A request that isn't limited leaves the application's fields as they are."""
     inner = [("RateLimit", '"x";r=1;t=1')]
-    app = adapter.make(a(skip_paths=["/"]), store=FakeStore(OK), headers=inner)
+    app = adapter.make(a(skip_paths=["/"]), store=ToldStore(OK), headers=inner)
     assert ask(app).limits == {"ratelimit": '"x";r=1;t=1'}
 
 

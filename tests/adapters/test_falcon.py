@@ -5,6 +5,7 @@ import io
 import logging
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import falcon
@@ -18,47 +19,12 @@ from shmlimit.adapters.falcon import RateLimited, RateLimitMiddleware
 from shmlimit.errors import ConfigError, ContentionError, StoreError
 from shmlimit.guard import Guard
 from shmlimit.policies.base import Decision
+from shmlimit.testing import ToldStore
 
 OK = Decision(True, 10, 9, 6_000_000, 0, 6_000_000)
 NO = Decision(False, 10, 0, 60_000_000, 5_500_001, 5_500_001)
 NEVER = Decision(False, 10, 10, 0, None, 0)
 LIMITER_FIELDS = ("ratelimit", "x-ratelimit", "retry-after")
-
-
-class FakeStore:
-    """Gives prepared answers, the last one for ever, and remembers what it was asked."""
-
-    def __init__(self, *answers: Decision | Exception, supported: bool = True) -> None:
-        self.answers = list(answers) or [OK]
-        self.supported = supported
-        self.asked: list[tuple[Any, Any, int]] = []
-        self.threads: set[int] = set()
-
-    def supports(self, _policy: Any) -> bool:
-        return self.supported
-
-    def take(self, policy: Any, key: Any, cost: int = 1) -> Decision:
-        self.asked.append((policy, key, cost))
-        self.threads.add(threading.get_ident())
-        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    def peek(self, _policy: Any, _key: Any, _cost: int = 0) -> Decision:
-        return self.answers[0]
-
-    @property
-    def keys(self) -> list[Any]:
-        return [key for _, key, _ in self.asked]
-
-
-class AsyncStore(FakeStore):
-    """Has a coroutine of its own."""
-
-    async def atake(self, policy: Any, key: Any, cost: int = 1) -> Decision:
-        await asyncio.sleep(0)
-        return self.take(policy, key, cost)
 
 
 def default_responder(req: Any, resp: Any) -> None:
@@ -109,8 +75,8 @@ def stack(request: pytest.FixtureRequest) -> Stack:
     return Stack(request.param)
 
 
-def limited(*answers: Decision | Exception, **options: Any) -> tuple[RateLimitMiddleware, FakeStore]:
-    store = FakeStore(*answers)
+def limited(*answers: Decision | Exception, **options: Any) -> tuple[RateLimitMiddleware, ToldStore]:
+    store = ToldStore(*answers)
     return RateLimitMiddleware(Guard("a", "10/minute", **{"key": lambda _: "k", **options}), store=store), store
 
 
@@ -124,7 +90,7 @@ def test_fields_of_an_allowed_response(stack: Stack) -> None:
     result = stack.get(stack.client(middleware))
     assert (result.status_code, result.json) == (200, {"ok": True})
     assert limiter_fields(result) == {"ratelimit-policy": '"a";q=10;w=60', "ratelimit": '"a";r=9;t=6'}
-    assert store.asked == [(Guard("a", "10/minute").policy, "k", 1)]
+    assert store.asked == [("take", [(Guard("a", "10/minute").policy, "k", 1)])]
 
 
 def test_a_refusal(stack: Stack) -> None:
@@ -231,7 +197,7 @@ def test_a_refusal_in_dependent_middleware(stack: Stack) -> None:
 def test_outer_limiter_wins(stack: Stack) -> None:
     """Of two limiters in one application the first has its fields on the response."""
     outer, _ = limited(OK)
-    inner = RateLimitMiddleware(Guard("inner", "5/s", key=lambda _: "k"), store=FakeStore(OK))
+    inner = RateLimitMiddleware(Guard("inner", "5/s", key=lambda _: "k"), store=ToldStore(OK))
     assert limiter_fields(stack.get(stack.client([outer, inner])))["ratelimit"] == '"a";r=9;t=6'
 
 
@@ -284,7 +250,7 @@ def test_paths_without_a_route_are_limited(stack: Stack) -> None:
 
 def test_the_guards_key_goes_over_the_adapters(stack: Stack) -> None:
     """A guard's key, else the adapter's, else the client's address."""
-    store = FakeStore(OK)
+    store = ToldStore(OK)
     for guard_key, key in (
         (lambda _: "guard", lambda _: "adapter"),
         (None, lambda _: b"adapter"),
@@ -299,7 +265,7 @@ def test_cost_of_the_request(stack: Stack) -> None:
     """A callable cost sees the request."""
     middleware, store = limited(OK, cost=lambda req: int(req.get_header("X-Units")))
     stack.get(stack.client(middleware), headers={"X-Units": "3"})
-    assert store.asked[0][2] == 3
+    assert [cost for _, requests in store.asked for _, _, cost in requests] == [3]
 
 
 def test_a_denied_key_is_a_403(stack: Stack) -> None:
@@ -370,7 +336,7 @@ def test_without_a_store_the_first_limited_request_says_what_to_do(
 def test_the_bound_store_is_taken_at_the_first_limited_request(stack: Stack) -> None:
     """The application may be made before the store is bound, as gunicorn does with --preload."""
     client = stack.client(RateLimitMiddleware(Guard("a", "10/minute", key=lambda _: "k")))
-    store = FakeStore(NO)
+    store = ToldStore(NO)
     _gate.bind(store)
     assert stack.get(client).status_code == 429
     assert store.keys == ["k"]
@@ -378,15 +344,15 @@ def test_the_bound_store_is_taken_at_the_first_limited_request(stack: Stack) -> 
 
 def test_a_given_store_goes_over_the_bound_one(stack: Stack) -> None:
     """`store` is used whatever the hook made."""
-    _gate.bind(FakeStore(NO))
+    _gate.bind(ToldStore(NO))
     assert stack.get(stack.client(limited(OK)[0])).status_code == 200
 
 
 def test_an_unsupported_policy(stack: Stack) -> None:
     """A policy that the store can't run is refused when the middleware is made, or at the first request."""
-    with pytest.raises(ConfigError, match="FakeStore can't run the policy of Guard\\('a'"):
-        RateLimitMiddleware(Guard("a", "10/minute"), store=FakeStore(supported=False))
-    _gate.bind(FakeStore(supported=False))
+    with pytest.raises(ConfigError, match="ToldStore can't run the policy of Guard\\('a'"):
+        RateLimitMiddleware(Guard("a", "10/minute"), store=ToldStore(OK, supported=False))
+    _gate.bind(ToldStore(OK, supported=False))
     assert stack.get(stack.client(RateLimitMiddleware(Guard("a", "10/minute")))).status_code == 500
 
 
@@ -412,14 +378,26 @@ def test_mistakes_are_config_errors(guards: Any, options: dict[str, Any], hint: 
         RateLimitMiddleware(*guards, **options)
 
 
-@pytest.mark.parametrize(("kind", "in_the_loop"), [(AsyncStore, True), (FakeStore, False)])
-def test_stores_on_asgi(kind: type[FakeStore], in_the_loop: bool) -> None:
+class WatchedStore(ToldStore):
+    """Remembers the threads in which it was asked."""
+
+    threads: frozenset[int] = frozenset()
+
+    def take(self, *args: Any, **named: Any) -> Decision:
+        self.threads |= {threading.get_ident()}
+        return super().take(*args, **named)
+
+
+@pytest.mark.parametrize("in_the_loop", [True, False])
+def test_stores_on_asgi(in_the_loop: bool) -> None:
     """`atake` is awaited where there is one; a store that has none may block, and runs in a thread of its own."""
-    store, stack = kind(NO), Stack("asgi")
+    told, stack = WatchedStore(NO), Stack("asgi")
+    store: Any = told if in_the_loop else SimpleNamespace(take=told.take, supports=told.supports)
     middleware = RateLimitMiddleware(Guard("a", "10/minute", key=lambda _: "k"), store=store)
     assert stack.get(stack.client(middleware)).status_code == 429
-    assert (store.threads == {threading.get_ident()}) == in_the_loop
-    assert len(store.asked) == 1
+    assert len(told.threads) == 1
+    assert (threading.get_ident() in told.threads) == in_the_loop
+    assert len(told.asked) == 1
 
 
 @pytest.mark.parametrize(("answer", "code"), [(NO, 3429), (StoreError("gone"), 3503), (OK, None)])

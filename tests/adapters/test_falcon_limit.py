@@ -15,9 +15,10 @@ import pytest
 from shmlimit import keys, parse
 from shmlimit.adapters import _gate
 from shmlimit.adapters.falcon import RateLimitMiddleware, limit
-from shmlimit.errors import ConfigError, StoreError
+from shmlimit.errors import ConfigError
 from shmlimit.guard import Guard
 from shmlimit.stores.memory import MemoryStore
+from shmlimit.testing import FailingStore
 
 NOW_US = 1_750_000_000_250_000
 
@@ -225,12 +226,8 @@ def test_what_is_not_limited(stack: Stack, store: MemoryStore, ask: Callable[...
 
 def test_a_store_that_fails(stack: Stack, store: MemoryStore, ask: Callable[..., Any]) -> None:
     """503, and the limits of a middleware that did answer are still there."""
-
-    class Broken(MemoryStore):
-        def take(self, *_args: Any, **_kwargs: Any) -> Any:
-            raise StoreError("gone")
-
-    resource = limit("1/minute", store=Broken())(stack.resource("Items", "on_get"))
+    broken = FailingStore(store, failing=True)
+    resource = limit("1/minute", store=broken)(stack.resource("Items", "on_get"))
     app = stack.app(items=resource(), middleware=[RateLimitMiddleware(Guard("ip", "5/hour"), store=store)])
     answer = ask(app, "/items")
     assert answer.status == 503

@@ -12,6 +12,7 @@ import pytest
 
 from shmlimit import FixedWindow, Gcra, SlidingCounter, SlidingLog, TokenBucket
 from shmlimit.stores.sqlite import SqliteStore
+from shmlimit.testing import FakeClock as Clock
 
 T0 = 1_767_225_600_000_000  # 2026-01-01, a whole minute
 S = 1_000_000
@@ -24,14 +25,6 @@ SECOND = TokenBucket(1, 1)
 def rows(store: SqliteStore) -> list[Any]:
     with contextlib.closing(sqlite3.connect(store.path)) as connection:
         return connection.execute(f'SELECT * FROM "{store.table}" ORDER BY id').fetchall()
-
-
-class Clock:
-    def __init__(self, now_us: int = T0) -> None:
-        self.now_us = now_us
-
-    def __call__(self) -> int:
-        return self.now_us
 
 
 @pytest.fixture

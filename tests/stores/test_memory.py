@@ -10,18 +10,11 @@ import pytest
 
 from shmlimit import ConfigError, FixedWindow, SlidingLog, TokenBucket, parse
 from shmlimit.stores.memory import MemoryStore, steady_clock
+from shmlimit.testing import FakeClock
 
 T0 = 1_767_225_600_000_000
 S = 1_000_000
 SECOND = TokenBucket(1, 1)
-
-
-class Clock:
-    def __init__(self, now_us: int = T0) -> None:
-        self.now_us = now_us
-
-    def __call__(self) -> int:
-        return self.now_us
 
 
 def test_setting_the_wall_clock_moves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,7 +35,7 @@ def test_setting_the_wall_clock_moves_nothing(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_given_clock_is_read() -> None:
     """`clock` stands in for the store's own, and a wait by it is exact."""
-    clock = Clock()
+    clock = FakeClock()
     store = MemoryStore(clock=clock)
     assert store.take(SECOND, "k").allowed
     clock.now_us += S - 1
@@ -53,7 +46,7 @@ def test_a_given_clock_is_read() -> None:
 
 def test_expired_entries_are_gone_with_one_hit() -> None:
     """Memory grew with keys long gone (limits#332, PyrateLimiter#136); here one hit clears 100,000 of them."""
-    clock = Clock()
+    clock = FakeClock()
     store = MemoryStore(clock=clock)
     for i in range(100_000):
         store.take(SECOND, f"key {i}")
@@ -67,7 +60,7 @@ def test_expired_entries_are_gone_with_one_hit() -> None:
 
 def test_live_entries_stay() -> None:
     """Only what has expired goes: an entry that was hit again meanwhile is kept, and so is its count."""
-    clock = Clock()
+    clock = FakeClock()
     store = MemoryStore(clock=clock)
     ten = TokenBucket(10, 10)
     store.take(ten, "hit again")
@@ -82,7 +75,7 @@ def test_live_entries_stay() -> None:
 
 def test_denials_and_reports_forget_nothing() -> None:
     """What only reads leaves expired entries where they are: they are no less right."""
-    clock = Clock()
+    clock = FakeClock()
     store = MemoryStore(clock=clock)
     store.take(SECOND, "k")
     clock.now_us += 10 * S
@@ -95,7 +88,7 @@ def test_denials_and_reports_forget_nothing() -> None:
 
 def test_resets_leave_no_places_behind() -> None:
     """Keys that are charged and reset over and over take bounded memory."""
-    store = MemoryStore(clock=Clock())
+    store = MemoryStore(clock=FakeClock())
     day = TokenBucket(1, 86_400)
     for key in ["k", "l"] * 5_000:
         store.reset(day, key)
@@ -107,7 +100,7 @@ def test_resets_leave_no_places_behind() -> None:
 
 def test_place_of_a_reset_entry_does_not_take_the_next_one_along() -> None:
     """A key that comes back after a reset lives by its new state."""
-    clock = Clock()
+    clock = FakeClock()
     store = MemoryStore(clock=clock)
     log = SlidingLog(2, 10)
     store.take(log, "k")
