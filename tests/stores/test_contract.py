@@ -14,9 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _servers import Server
 
 from shmlimit import Decision, Policy, SharedTable
+from shmlimit.policies.base import US_PER_S
+from shmlimit.stores._memcached_server import MARGIN_S
+from shmlimit.stores.fallback import FallbackStore
 from shmlimit.stores.local import LocalStore
+from shmlimit.stores.memcached import MemcachedStore
 from shmlimit.stores.memory import MemoryStore
 from shmlimit.stores.sqlite import SqliteStore
 from shmlimit.table.prepared import interval_of
@@ -25,6 +30,9 @@ from shmlimit.table.table import NOW_MAX_US
 from shmlimit.testing import FailingStore, StoreContract
 from tests.conftest import TAG
 from tests.stores.opened import open_local
+
+PATIENCE_S = 5.0
+"""For the answers of servers: the machine may be busy."""
 
 
 class TestMemoryStore(StoreContract):
@@ -111,6 +119,37 @@ class TestLocalStore(StoreContract):
 
     def opener(self, store: LocalStore) -> Callable[[], LocalStore]:
         return partial(open_local, store.table.name, store.sqlite.path)
+
+
+class TestMemcachedStore(StoreContract):
+    lasts_us = MARGIN_S * US_PER_S
+
+    @pytest.fixture(autouse=True)
+    def _server(self, server_of: Callable[[str], Server]) -> None:
+        self.url = server_of("memcached").url
+
+    def make_store(self) -> MemcachedStore:
+        return MemcachedStore(self.url, prefix=secrets.token_hex(8), timeout=PATIENCE_S)
+
+    def opener(self, store: MemcachedStore) -> Callable[[], MemcachedStore]:
+        return partial(MemcachedStore, self.url, prefix=store.prefix, timeout=PATIENCE_S)
+
+
+class TestFallbackStore(StoreContract):
+    """While the first store answers."""
+
+    def make_store(self) -> FallbackStore:
+        return FallbackStore(MemoryStore(), MemoryStore())
+
+    def forgets(self, _policy: Policy) -> bool:
+        return True
+
+
+class TestFallbackStoreInAnOutage(TestFallbackStore):
+    """While the first store is down, the second is a store like any other."""
+
+    def make_store(self) -> FallbackStore:
+        return FallbackStore(FailingStore(MemoryStore(), failing=True), MemoryStore())
 
 
 class TestFailingStore(StoreContract):
