@@ -1,81 +1,38 @@
-"""The file under `SqliteStore`: its tables, one connection a process, forks, and what SQLite's errors mean."""
+"""The file under `SqliteStore`: one connection a process, its threads, forks, and what SQLite's errors mean."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
 import sqlite3
 import threading
 import time
 import weakref
-from typing import TypeAlias
+from collections.abc import Callable
+from typing import Any, TypeAlias, TypeVar
 
 from shmlimit.errors import ConfigError, StoreError
+from shmlimit.stores._sqlite_place import NAP_S, Place
+from shmlimit.stores._sqlite_sql import Sql
 
 Path: TypeAlias = "str | bytes | os.PathLike[str] | os.PathLike[bytes]"
-_NAME = re.compile(r"(?!sqlite_)[a-z_][a-z0-9_]{0,63}", re.ASCII | re.IGNORECASE)
+_T = TypeVar("_T")
 
-_NAP_S = 0.001
+_CLOSE_S = 1.0
+"""At most, to be alone for closing a file. Who has to wait for longer closes it anyway."""
 
-# What SQLite says -> what to do about it.
+# What SQLite or the system says -> what to do about it.
 _HINTS = {
     "unable to open": "its directory must exist, and this user must be able to write there",
     "readonly": "this user must be able to write the file and its directory",
+    "Permission denied": "this user must be able to read and write its directory",
     "locked": "somebody held its write lock all that time; look for a program that keeps a transaction open",
-    "not a database": "give another path",
+    "is full": "make room on its disk; nothing was charged, and what had been is kept",
+    "I/O error": "its disk is full or broken, or the file was cut; make room, or mend or remove it",
+    "malformed": "the file is damaged; stop what writes to it, then mend or remove it",
+    "not a database": "give another path, or remove the file",
     "column": "it has a table of that name which is not shmlimit's; give another table=",
 }
-
-
-def valid_table_name(text: object) -> bool:
-    """Whether `text` can name a store's table: 1 to 64 ASCII letters, digits and underscores, no digit first, and not
-    SQLite's own prefix `sqlite_`.
-    """
-    return isinstance(text, str) and _NAME.fullmatch(text) is not None
-
-
-class Sql:
-    """The statements, for a table name; a `ConfigError` for one that is no `valid_table_name`.
-
-    `expires_us` is when a row's state has expired, and `due_us`, which has the index, when a purge looks at the row:
-    then or earlier; a row that is looked at too early is put off. PERF: each hit moves the expiry, and to write that
-    into an index would take as long as all the rest of a commit.
-    """
-
-    def __init__(self, table: str) -> None:
-        if not valid_table_name(table):
-            raise ConfigError(f"table must be 1 to 64 of a-z, 0-9 and _, no digit or sqlite_ first, not {table!r}")
-        rows, index, forgotten = f'"{table}"', f'"{table}:due"', f'"{table}:forgotten"'
-        identity = "policy = ? AND key = ?"
-        # ruff: noqa: S608 - valid_table_name has seen what is put in
-        self.make = (
-            f"""CREATE TABLE IF NOT EXISTS {rows} (
-                id INTEGER PRIMARY KEY, policy TEXT NOT NULL, key BLOB NOT NULL, state TEXT NOT NULL,
-                expires_us INTEGER NOT NULL, due_us INTEGER NOT NULL, written_us INTEGER NOT NULL, UNIQUE (policy, key))
-            """,
-            f"CREATE INDEX IF NOT EXISTS {index} ON {rows} (due_us)",
-            f"""CREATE TABLE IF NOT EXISTS {forgotten} (
-                id INTEGER PRIMARY KEY CHECK (id = 1), own_us INTEGER NOT NULL, turned_us INTEGER NOT NULL,
-                given_us INTEGER NOT NULL, latest_us INTEGER NOT NULL)
-            """,
-            f"INSERT OR IGNORE INTO {forgotten} VALUES (1, 0, 0, 0, 0)",
-        )
-        self.made = f"SELECT count(*) FROM sqlite_master WHERE name IN ('{table}', '{table}:due', '{table}:forgotten')"
-        self.find = f"SELECT id, state, written_us, due_us FROM {rows} WHERE {identity}"
-        self.add = f"INSERT INTO {rows} (policy, key, state, expires_us, due_us, written_us) VALUES (?, ?, ?, ?, ?, ?)"
-        self.change = f"UPDATE {rows} SET state = ?, expires_us = ?, written_us = ? WHERE id = ?"
-        self.change_due = f"UPDATE {rows} SET state = ?, expires_us = ?, written_us = ?, due_us = ? WHERE id = ?"
-        self.remove = f"DELETE FROM {rows} WHERE id = ?"
-        self.lifetime = f"SELECT id, expires_us, written_us FROM {rows} WHERE {identity}"
-        self.due = f"SELECT id, expires_us FROM {rows} WHERE due_us <= ? ORDER BY due_us LIMIT ?"
-        self.next_due = f"SELECT min(due_us) FROM {rows}"
-        self.put_off = f"UPDATE {rows} SET due_us = ? WHERE id = ?"
-        self.count = f"SELECT count(*) FROM {rows}"
-        self.forgotten = f"SELECT own_us, turned_us, given_us, latest_us FROM {forgotten} WHERE id = 1"
-        self.forget_own = f"UPDATE {forgotten} SET own_us = max(own_us, ?), latest_us = max(latest_us, ?)"
-        self.forget_given = f"UPDATE {forgotten} SET given_us = max(given_us, ?), latest_us = max(latest_us, ?)"
-        self.turn = f"UPDATE {forgotten} SET own_us = ?, turned_us = ?"
 
 
 class SqliteFile:
@@ -98,22 +55,42 @@ class SqliteFile:
         self.transaction: object = None  # what has it, of the thread that holds the lock
         self._sql = sql
         self._timeout = timeout
+        self._thread = _OfThread()
         self._closed = False
         self._lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
+        self._place = Place(self.path)
         with _forking:
             _files.add(self)
 
+    def deadline(self) -> float:
+        """When a call that comes now has waited for `timeout`, by `time.monotonic`."""
+        return time.monotonic() + self._timeout
+
+    def within(self, until: float, method: Callable[..., _T], *arguments: Any, **named: Any) -> _T:
+        """Calls a method of the store's which waits until then at most, however late it is called. Where nothing has
+        to be waited for it still answers.
+        """
+        self._thread.until = until
+        try:
+            return method(*arguments, **named)
+        finally:
+            self._thread.until = None
+
     def begin(self, transaction: object, statement: str) -> sqlite3.Cursor:
         """Waits for its turn, opens the file where it isn't open, and begins a transaction."""
-        if not self._lock.acquire(timeout=self._timeout):
+        until = self._thread.until or self.deadline()
+        # PERF: without a timeout it takes half as long.
+        if not (self._lock.acquire(blocking=False) or self._lock.acquire(timeout=max(0.0, until - time.monotonic()))):
             raise self.failure("other threads of this process were busy with it all that time")
         try:
-            connection = self._connected()
+            connection = self._connected(until)
             self.transaction = transaction
-            return self._patiently(connection, statement)
+            return self._begun(connection, statement, until)
         except BaseException as error:
             self.undo(transaction, error)
+            if isinstance(error, OSError):
+                raise self.failure(str(error)) from error
             raise
 
     def commit(self, transaction: object, cursor: sqlite3.Cursor) -> None:
@@ -132,7 +109,8 @@ class SqliteFile:
         of_sqlite = isinstance(error, sqlite3.Error | OverflowError)
         if self.transaction is transaction or self.transaction is None:
             try:
-                if of_sqlite:
+                # A file that is locked, or has no room, stays open: denials still answer, and to open it takes room.
+                if of_sqlite and not any(said in str(error) for said in ("locked", "is full")):
                     self._disconnect()  # which rolls back; the next decision opens the file anew
                 elif self._connection is not None:
                     self._connection.rollback()
@@ -149,65 +127,103 @@ class SqliteFile:
         return StoreError(f"the SQLite file {self.path!r} can't answer: {cause}{hint}")
 
     def close(self) -> None:
-        """Closes the file for good."""
+        """Closes the file for good, once a transaction that is under way has ended."""
+        self._closed = True  # first, so that those who wait for their turn give it up
         with self._lock:
-            self._closed = True
             self._disconnect()
 
     def _check_own(self, transaction: object) -> None:
         if self.transaction is not transaction:
             raise self.failure("this process was forked within the transaction, which is its parent's")
 
-    def _connected(self) -> sqlite3.Connection:
+    def _connected(self, until: float) -> sqlite3.Connection:
         if self.transaction is not None:
             raise self.failure("this thread has a transaction open already; decide within that one")
         if self._closed:
             raise self.failure("the store is closed")
         if self._connection is None:
-            self._connection = self._connect()
+            with self._place.alone(until, opening=True) as alone:
+                if alone:
+                    self._place.prepare()
+                self._connection = self._connect(until, alone=alone)
         return self._connection
 
-    def _connect(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self.path, timeout=_NAP_S, isolation_level=None, check_same_thread=False)
+    def _connect(self, until: float, *, alone: bool) -> sqlite3.Connection:
+        connection = sqlite3.connect(self.path, timeout=NAP_S, isolation_level=None, check_same_thread=False)
         try:
             # A write-ahead log: a commit is one append, and readers don't wait for it.
-            self._patiently(connection, "PRAGMA journal_mode=WAL")
+            _patiently(connection, "PRAGMA journal_mode=WAL", until)
             # What a killed process has committed is in the page cache already, and no process's death takes it away:
             # so NORMAL loses nothing to a kill -9, nor to an orderly reboot. It doesn't wait for the disk at each
             # commit: a power cut or a crash of the whole host may lose the last moments (the file stays sound). FULL
             # would keep those, too, for a millisecond or more a decision.
             connection.execute("PRAGMA synchronous=NORMAL")
-            if self._patiently(connection, self._sql.made).fetchone()[0] < 3:
-                self._patiently(connection, "BEGIN IMMEDIATE")
+            if _patiently(connection, self._sql.made, until).fetchone()[0] < 3:
+                _patiently(connection, "BEGIN IMMEDIATE", until)
                 for statement in self._sql.make:
                     connection.execute(statement)
                 connection.execute("COMMIT")
+            self._place.note(alone=alone)
         except BaseException:
             connection.close()
             raise
         return connection
 
-    def _patiently(self, connection: sqlite3.Connection, statement: str) -> sqlite3.Cursor:
-        """A statement that has to wait for others, tried until `timeout` has passed.
+    def _begun(self, connection: sqlite3.Connection, statement: str, until: float) -> sqlite3.Cursor:
+        try:
+            cursor = _patiently(connection, statement, until)
+        except sqlite3.DatabaseError as error:
+            cause: Exception | None = error
+        else:
+            cause = None
+        # Not asked before: to get the lock may take a while, and the file may be gone by then.
+        change = self._place.change()
+        if change is not None:
+            self._disconnect(until)
+            raise self.failure(change) from cause
+        if cause is not None:
+            raise cause
+        return cursor
 
-        SQLite's own waiting sleeps for longer and longer, up to 100 ms: where others come all the time, one was seen to
-        wait for three seconds. And it doesn't cover the switch of the log, which several processes may want at once.
+    def _disconnect(self, until: float | None = None) -> None:
+        """Rolls back and closes the connection, alone: the last one to close a file removes its log, by name.
+
+        Given `until` it raises what keeps it from leaving the file in order, and the connection is as it was.
         """
-        until: float | None = None
-        while True:
+        connection = self._connection
+        if connection is None:
+            return
+        with contextlib.ExitStack() as stack:
             try:
-                return connection.execute(statement)
-            except sqlite3.OperationalError as error:
-                if "locked" not in str(error) or (until is not None and time.monotonic() > until):
+                connection.rollback()  # first: who is alone with the file may be waiting for its lock
+                alone = stack.enter_context(self._place.alone(until or time.monotonic() + _CLOSE_S))
+                if alone and self._place.change(thorough=True) is not None:
+                    self._place.leave(connection)
+            except (sqlite3.Error, OSError):
+                if until is not None:
                     raise
-            until = time.monotonic() + self._timeout if until is None else until
-            time.sleep(_NAP_S)
-
-    def _disconnect(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
+            self._connection = None
             with contextlib.suppress(sqlite3.Error):
                 connection.close()
+
+
+class _OfThread(threading.local):
+    until: float | None = None
+
+
+def _patiently(connection: sqlite3.Connection, statement: str, until: float) -> sqlite3.Cursor:
+    """A statement that has to wait for others, tried until then, and once at least.
+
+    SQLite's own waiting sleeps for longer and longer, up to 100 ms: where others come all the time, one was seen to
+    wait for three seconds. And it doesn't cover the switch of the log, which several processes may want at once.
+    """
+    while True:
+        try:
+            return connection.execute(statement)
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > until:
+                raise
+        time.sleep(NAP_S)
 
 
 # SAFETY: a SQLite connection must not be carried across a fork, not even unused. SQLite keeps in memory which locks its

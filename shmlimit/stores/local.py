@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 from shmlimit.errors import ConfigError
 from shmlimit.policies.base import Decision, Policy
@@ -13,6 +14,7 @@ from shmlimit.table import SharedTable
 from shmlimit.table.charges import Charges
 
 _Requests = list[tuple[Policy, bytes, int]]
+_T = TypeVar("_T")
 
 
 class LocalStore(BaseStore):
@@ -93,6 +95,9 @@ class LocalStore(BaseStore):
         if all(self.table.supports(policy) for policy, _, _ in requests):
             return self.table.take_all(requests, now_us=now_us)
         return await super().atake_all(requests, now_us=now_us)
+
+    async def _off_loop(self, method: Callable[..., _T], *arguments: Any, **named: Any) -> _T:
+        return await self.sqlite._off_loop(method, *arguments, **named)  # in its threads, and within its timeout
 
     def _store(self, policy: Policy) -> SharedTable | SqliteStore:
         return self.table if self.table.supports(policy) else self.sqlite

@@ -38,6 +38,29 @@ def test_clock_set_back(store: SqliteStore, clock: Clock, kind: type[Policy], ba
     assert store.take(policy, "k").allowed
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_clock_that_jumps_forth_and_back_for_everybody(path: Path, clock: Clock, kind: type[Policy]) -> None:
+    """A clock an hour ahead for a while, and several users of the file: whoever looks first after the step back, no key
+    that was spent meanwhile is granted again, nor is one shut for longer than three periods (a counter's two, and the
+    way to the start of one). Two of the keys were forgotten in the hour that wasn't.
+    """
+    policy = kind(10, 60)
+    with SqliteStore(path, clock=clock) as one, SqliteStore(path, clock=clock) as other:
+        keys = [f"key {number}" for number in range(6)]
+        assert all(one.take(policy, key, 10).allowed for key in keys)
+        clock.now_us += 3600 * S
+        assert all(other.take(policy, key, 10).allowed for key in keys[:4])
+        one.purge()
+        assert one.count() == 4
+        clock.now_us -= 3600 * S - S
+        for number, key in enumerate(keys[:4]):
+            first, second = (one, other) if number % 2 else (other, one)
+            assert not first.take(policy, key).allowed
+            assert not second.take(policy, key).allowed
+        clock.now_us += 180 * S
+        assert all(one.take(policy, key, 10).allowed for key in keys)
+
+
 def test_row_that_moved_back_expires_with_its_state(store: SqliteStore, clock: Clock) -> None:
     """A state that was moved is purged when it has expired, not when the clock is where it was."""
     store.take(TEN, "k", 10)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from shmlimit import FixedWindow, SlidingLog, TokenBucket
+from shmlimit import FixedWindow, SlidingLog, StoreError, TokenBucket
 from shmlimit.stores.sqlite import SqliteStore
 
 WORKERS = 8
@@ -103,5 +103,57 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
         assert set(remaining) == {2}
         # At most the one charge of each that was killed between commit and telling.
         assert len(told) <= bystander.count() - 1 <= len(told) + 60
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def hit_what_is_there(path: str, stop: Any, results: Any) -> None:
+    """Hits one key until told to stop; who is allowed says so. A StoreError must be about the file's removal."""
+    said: list[str] = []
+    allowed = 0
+    with SqliteStore(path) as store:
+        while not stop.is_set():
+            try:
+                allowed += store.take(SIXTY, "one").allowed
+            except StoreError as error:  # noqa: PERF203
+                said.append(str(error))
+    assert all("removed" in one or "replaced" in one for one in said), set(said)
+    results.put((allowed, len(said)))
+
+
+@pytest.mark.parametrize("what", ["file", "file and log", "log"])
+def test_removed_again_and_again(tmp_path: Path, what: str) -> None:
+    """The file is removed under eight processes, time after time: each file grants its limit once, and never are there
+    two at a time that count. Removed logs grant nothing.
+    """
+    path = tmp_path / "limits.sqlite3"
+    ends = {"file": ("",), "file and log": ("", "-wal", "-shm"), "log": ("-wal", "-shm")}[what]
+    context = multiprocessing.get_context("fork")
+    stop, results = context.Event(), context.Queue()
+    workers = [context.Process(target=hit_what_is_there, args=(str(path), stop, results)) for _ in range(WORKERS)]
+    for worker in workers:
+        worker.start()
+    chance = random.Random(5)
+    removals = 0
+    until = time.monotonic() + 60
+    while removals < 30 and time.monotonic() < until:
+        time.sleep(chance.uniform(0, 0.05))
+        for end in ends:
+            with contextlib.suppress(FileNotFoundError):
+                Path(f"{path}{end}").unlink()
+                removals += end in {"", "-wal"}
+    stop.set()
+    answers = [results.get(timeout=60) for _ in workers]
+    for worker in workers:
+        worker.join(60)
+        assert worker.exitcode == 0
+    allowed, said = (sum(column) for column in zip(*answers, strict=True))
+    files = 1 if what == "log" else removals + 1
+    assert removals >= 30
+    assert said >= 10
+    assert allowed <= 60 * files
+    assert allowed == 60 or what != "log"
+    with SqliteStore(path) as store:
+        assert sum(store.take(SIXTY, "one").allowed for _ in range(61)) <= 60
     with contextlib.closing(sqlite3.connect(path)) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
