@@ -1,16 +1,19 @@
-"""A SQLite store with a clock in the test's hands."""
+"""A SQLite store with a clock in the test's hands, and a Redis store on each kind of server."""
 
 from __future__ import annotations
 
 import contextlib
+import secrets
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from _servers import Server
 
 from shmlimit import FixedWindow, Gcra, SlidingCounter, SlidingLog, TokenBucket
+from shmlimit.stores.redis import RedisStore
 from shmlimit.stores.sqlite import SqliteStore
 from shmlimit.testing import FakeClock as Clock
 
@@ -41,4 +44,24 @@ def path(tmp_path: Path) -> Path:
 def store(path: Path, clock: Clock) -> Iterator[SqliteStore]:
     """A store with a clock that the test sets."""
     with SqliteStore(path, clock=clock) as store:
+        yield store
+
+
+@pytest.fixture(params=["valkey", "redis"])
+def redis_kind(request: pytest.FixtureRequest) -> str:
+    """Both servers that speak the protocol."""
+    kind: str = request.param
+    return kind
+
+
+@pytest.fixture
+def redis_server(server_of: Callable[[str], Server], redis_kind: str) -> Server:
+    """The one of the kind that the tests share."""
+    return server_of(redis_kind)
+
+
+@pytest.fixture
+def redis_store(redis_server: Server) -> Iterator[RedisStore]:
+    """A store with a prefix of its own on the shared server, and with patience."""
+    with RedisStore(redis_server.url, prefix=f"t{secrets.token_hex(6)}", timeout=10) as store:
         yield store
