@@ -28,6 +28,9 @@ lint: $(VENV)/.ready-lint
 bench: $(VENV)/.ready-bench
 	$(BIN)/python bench/take.py
 	$(BIN)/python bench/sqlite.py
+	$(BIN)/python bench/async_latency.py
+	$(BIN)/python bench/redis_store.py
+	$(BIN)/python bench/memcached.py
 	$(BIN)/python bench/contention.py
 	$(BIN)/python bench/load.py
 

@@ -49,7 +49,9 @@ def test_wheel_is_for_every_python_of_the_platform(wheel: Path) -> None:
 def test_wheel_has_what_is_needed(wheel: Path) -> None:
     """The library, the marker for type checkers, the license; nothing of tests or bench."""
     names = zipfile.ZipFile(wheel).namelist()
-    assert {"shmlimit/table/_table.so", "shmlimit/py.typed"} <= set(names)
+    scripts = {f"shmlimit/stores/lua/{file.name}" for file in (ROOT / "shmlimit/stores/lua").iterdir()}
+    assert len(scripts) > 5
+    assert {"shmlimit/table/_table.so", "shmlimit/py.typed", *scripts} <= set(names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert {name.split("/")[0].split("-")[0] for name in names} == {"shmlimit"}
 

@@ -33,7 +33,7 @@ class Breaker:
         except Trouble as error:
             breaker.failed(outage, f"Redis at … can't answer: {error}")
             raise StoreError(…) from error
-        breaker.succeeded()
+        breaker.succeeded(outage)
 
     One for a server and process, shared by its threads and event loops. It has no lock: a state is replaced whole, and
     what can come of a race is a probe too many. `clock` gives seconds, `chance` a number in [0, 1).
@@ -69,9 +69,9 @@ class Breaker:
             failures = 1 if outage is None else outage.failures + 1
             self._outage = Outage(cause, failures, self._clock() + self._wait_s(failures - 1))
 
-    def succeeded(self) -> None:
-        """The server answers."""
-        if self._outage is not None:
+    def succeeded(self, outage: Outage | None) -> None:
+        """A probe that is answered ends the outage. A call from before it is no sign that it is over."""
+        if outage is not None:
             self._outage = None
 
     def _wait_s(self, failures: int) -> float:

@@ -129,12 +129,12 @@ class MemcachedServer:
                 self._breaker.failed(outage, str(failure))
                 raise failure from error
             if isinstance(error, self._refused):
-                self._breaker.succeeded()
+                self._breaker.succeeded(outage)
                 said = "ERROR" if isinstance(error, self._no_command) else _said(error)
                 strange = ", which isn't its language" if isinstance(error, self._strange) else ""
                 raise self.failure(f"it says {said}{strange}") from error
             raise
-        self._breaker.succeeded()
+        self._breaker.succeeded(outage)
         if pid == os.getpid():
             self._idle.append((client, poll))
         else:  # forked in the middle of a call: it is the parent's

@@ -63,7 +63,7 @@ class Lines:
         except BaseException:
             _hang_up(connection)
             raise
-        self._breaker.succeeded()
+        self._breaker.succeeded(outage)
         self._idle.append((connection, time.monotonic()))
         if self.closed:
             self.drop()
@@ -136,7 +136,7 @@ class LoopLines:
             except BaseException:
                 await _ahang_up(connection)
                 raise
-            self._breaker.succeeded()
+            self._breaker.succeeded(outage)
             self._idle.append((connection, time.monotonic()))
             if self.closed:
                 await self.drop()

@@ -120,5 +120,5 @@ def failure(settings: Settings, breaker: Breaker, outage: Outage | None, error: 
     if for_all:
         breaker.failed(outage, cause)
     else:
-        breaker.succeeded()  # it did answer
+        breaker.succeeded(outage)  # it did answer
     return StoreError(cause)

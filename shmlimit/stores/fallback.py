@@ -248,7 +248,7 @@ class _Attempt:
     def _answered(self, *, counts: bool = True) -> None:
         store = self._store
         if store._breaker is not None:
-            store._breaker.succeeded()
+            store._breaker.succeeded(self._outage)
         with store._lock:
             store._counts["primary"] += counts
             down = store._down

@@ -44,7 +44,7 @@ class RedisStore(BaseStore):
     to 200 bytes of the server, and in a sliding log each hit that counts 26 more. What the server evicts (a
     `maxmemory-policy` other than `noeviction`), what is flushed, and what a primary hadn't told the replica that took
     over is forgotten: such a key begins afresh. If the server's clock is set back, a key that has a state opens when it
-    would have by the old clock.
+    would have by the old clock, and one that had been forgotten begins afresh.
 
     With a given `now_us` the server still forgets by its own clock, a minute late. It remembers as of which given time
     it forgot, for 30 days after the last such charge of a policy: a key that isn't there is not judged as of an

@@ -34,8 +34,9 @@ def is_shut(breaker: Breaker) -> bool:
 def test_calls_pass_while_the_server_answers(breaker: Breaker) -> None:
     """Successes change nothing."""
     for _ in range(3):
-        assert breaker.enter() is None
-        breaker.succeeded()
+        outage = breaker.enter()
+        assert outage is None
+        breaker.succeeded(outage)
     assert breaker.outage is None
 
 
@@ -109,13 +110,20 @@ def test_failures_together_count_once(breaker: Breaker, clock: FakeClock) -> Non
     assert (breaker.outage.failures, breaker.outage.cause) == (2, "still down")
 
 
+def test_an_answer_from_before_the_outage_does_not_end_it(breaker: Breaker) -> None:
+    """A call that was under way when the server went away may have had its answer already."""
+    under_way = breaker.enter()
+    breaker.failed(breaker.enter(), "down")
+    breaker.succeeded(under_way)
+    assert is_shut(breaker)
+
+
 def test_success_ends_the_outage(breaker: Breaker, clock: FakeClock) -> None:
     """All calls pass again, and the next outage begins with a wait of a second."""
     for wait_s in (1, 2, 4):
         breaker.failed(breaker.enter(), "down")
         clock.advance(wait_s)
-    breaker.enter()
-    breaker.succeeded()
+    breaker.succeeded(breaker.enter())
     assert breaker.outage is None
     assert [breaker.enter() for _ in range(3)] == [None] * 3
     breaker.failed(None, "down again")

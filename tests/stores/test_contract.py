@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from _servers import Server
@@ -23,6 +23,7 @@ from shmlimit.stores.fallback import FallbackStore
 from shmlimit.stores.local import LocalStore
 from shmlimit.stores.memcached import MemcachedStore
 from shmlimit.stores.memory import MemoryStore
+from shmlimit.stores.redis import RedisStore
 from shmlimit.stores.sqlite import SqliteStore
 from shmlimit.table.prepared import interval_of
 from shmlimit.table.segment import remove
@@ -119,6 +120,27 @@ class TestLocalStore(StoreContract):
 
     def opener(self, store: LocalStore) -> Callable[[], LocalStore]:
         return partial(open_local, store.table.name, store.sqlite.path)
+
+
+class TestRedisStore(StoreContract):
+    """It forgets by its own clock, given times a minute late."""
+
+    kind: ClassVar[str] = "redis"
+    lasts_us = 60 * US_PER_S
+
+    @pytest.fixture(autouse=True)
+    def _server(self, server_of: Callable[[str], Server]) -> None:
+        self.url = server_of(self.kind).url
+
+    def make_store(self) -> RedisStore:
+        return RedisStore(self.url, prefix=secrets.token_hex(8), timeout=PATIENCE_S)
+
+    def opener(self, store: RedisStore) -> Callable[[], RedisStore]:
+        return partial(RedisStore, self.url, prefix=store.prefix, timeout=PATIENCE_S)
+
+
+class TestValkey(TestRedisStore):
+    kind = "valkey"
 
 
 class TestMemcachedStore(StoreContract):
