@@ -30,6 +30,10 @@ _HINTS = {
     "MOVED": (True, "it is a cluster, and another node has the slot of the store's prefix: give that node's address"),
     "CLUSTERDOWN": (True, "its cluster has lost nodes"),
     "MASTERDOWN": (True, "it is a replica that has lost its primary"),
+    "NOREPLICAS": (True, "it has too few replicas and so refuses to write; see min-replicas-to-write there"),
+    "DB index": (True, "it has no database of the number in the URL"),
+    "unknown command": (True, "it must be Redis 5 or later, or Valkey"),
+    "out of range": (False, "somebody else wrote the key; delete it, or give another prefix="),
     "WRONGTYPE": (False, "another program uses a key of the store; give another prefix="),
 }
 # redis-py takes the word off and raises a class of its own.
@@ -73,7 +77,9 @@ class Settings:
         errors = import_module(f"{package}.exceptions")
         self.refused = errors.ResponseError  # what a server says
         self.unknown_script = errors.NoScriptError
-        self.lost = getattr(errors, "RedisError", None) or errors.ValkeyError  # and all else that can happen
+        # And all else that can happen. Of bytes that no server sends the parsers make errors of Python's own.
+        any_other = getattr(errors, "RedisError", None) or errors.ValkeyError
+        self.lost = (any_other, ValueError, OverflowError, RecursionError)
         self.timed_out = errors.TimeoutError
         self.strange = errors.InvalidResponse
         where = given.get("path") or f"{given.get('host', 'localhost')}:{given.get('port', 6379)}"
@@ -112,10 +118,10 @@ def failure(settings: Settings, breaker: Breaker, outage: Outage | None, error: 
     if word is not None:
         for_all, hint = _HINTS[word]
         text = text if word in text or not for_all else f"{word} {text}"
+    elif isinstance(error, settings.refused):  # it answers; what it says may be of this key alone
+        for_all, hint = False, "it must be Redis 5 or later, or Valkey"
     else:
-        for_all, hint = isinstance(error, settings.lost), "see whether it runs and can be reached from here"
-        if not for_all:
-            hint = "it must be Redis 5 or later, or Valkey"
+        for_all, hint = True, "see whether it runs and can be reached from here"
     cause = f"{settings.name} can't answer: {text} ({hint})"
     if for_all:
         breaker.failed(outage, cause)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
 
 from shmlimit.errors import ConfigError, StoreError
-from shmlimit.stores._sqlite_place import NAP_S, Place
+from shmlimit.stores._sqlite_place import GONE, NAP_S, Place
 from shmlimit.stores._sqlite_sql import Sql
 
 Path: TypeAlias = "str | bytes | os.PathLike[str] | os.PathLike[bytes]"
@@ -164,8 +164,10 @@ class SqliteFile:
                     connection.execute(statement)
                 connection.execute("COMMIT")
             self._place.note(alone=alone)
-        except BaseException:
+        except BaseException as error:
             connection.close()
+            if alone and isinstance(error, sqlite3.Error) and self._place.is_gone():  # to SQLite a fault of the disk
+                raise FileNotFoundError(GONE) from error
             raise
         return connection
 

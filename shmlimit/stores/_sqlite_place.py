@@ -32,6 +32,7 @@ LOG_LOOKS = 32
 LOGS = ("-wal", "-shm")
 _Identity: TypeAlias = tuple[int, int]
 
+GONE = "it was removed while it was being opened"
 REMOVED = "it was removed while it was open; the next decision makes a new one"
 REPLACED = "it was replaced while it was open; the next decision opens the new one"
 EMPTIED = "it was emptied while it was open; the next decision makes a new one"
@@ -108,12 +109,16 @@ class Place:
             raise PermissionError("Permission denied to lock its directory")
         found = _identity(self.path)
         if found is None or found != self._file:
-            raise FileNotFoundError("it was removed while it was being opened")
+            raise FileNotFoundError(GONE)
         before, self._logs = self._logs, self._logs_now()
         if not all(self._logs.values()):
             raise FileNotFoundError("its log (-wal, -shm) is missing: removed just now, or not possible here")
         if any(before[name] not in {None, self._logs[name]} for name in before):
             raise FileNotFoundError("its log (-wal, -shm) was removed while it was being opened")
+
+    def is_gone(self) -> bool:
+        """Whether the file that was prepared isn't there any more."""
+        return _identity(self.path) != self._file
 
     def change(self, *, thorough: bool = False) -> str | None:
         """What has happened to the open file, if anything. `OSError` where its directory can't be looked into.

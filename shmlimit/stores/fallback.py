@@ -209,18 +209,21 @@ class _Attempt:
     that it is over.
     """
 
-    __slots__ = ("_began", "_error", "_outage", "_store")
+    __slots__ = ("_began", "_breaker", "_error", "_outage", "_store")
 
     def __init__(self, store: FallbackStore) -> None:
         self._store = store
         self._began = store._down
+        self._breaker: Breaker | None = None  # to be told how it went: not by those whom it doesn't let through
         self._outage: Outage | None = None
         self._error: StoreError
 
     def enter(self) -> None:
         """A `StoreError` if the first store is known to be down."""
-        if self._store._breaker is not None:
-            self._outage = self._store._breaker.enter()
+        breaker = self._store._breaker
+        if breaker is not None:
+            self._outage = breaker.enter()
+            self._breaker = breaker
 
     def __enter__(self) -> Self:
         return self
@@ -242,13 +245,15 @@ class _Attempt:
             yield
         except StoreError as error:
             raise error from self._error
+        finally:
+            del self._error  # it has the call's frame, and so this attempt: a circle that each failure would leave
         with self._store._lock:
             self._store._counts["secondary"] += 1
 
     def _answered(self, *, counts: bool = True) -> None:
         store = self._store
-        if store._breaker is not None:
-            store._breaker.succeeded(self._outage)
+        if self._breaker is not None:
+            self._breaker.succeeded(self._outage)
         with store._lock:
             store._counts["primary"] += counts
             down = store._down
@@ -266,8 +271,8 @@ class _Attempt:
 
     def _failed(self, error: StoreError) -> None:
         self._error, store = error, self._store
-        if store._breaker is not None:
-            store._breaker.failed(self._outage, str(error))
+        if self._breaker is not None:
+            self._breaker.failed(self._outage, str(error))
         with store._lock:
             store._counts["failures"] += 1
             if store._down is not None or self._began is not None:

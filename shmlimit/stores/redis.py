@@ -8,6 +8,7 @@ Lua files in `lua` have the format of the states; _redis_lines.py has connection
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -35,10 +36,11 @@ class RedisStore(BaseStore):
     retries and decoding are not used: the store has connections of its own, one for each call under way (an event loop
     has at most 32). None is carried over a fork, so a server's master may construct the store, and use it.
 
-    Connecting and each answer may take `timeout` seconds. Nothing is tried twice. When the server can't be reached, or
-    says something that holds for every key (it loads its data, is a replica, is out of memory, wants a password), calls
-    raise `StoreError` at once from then on, but for a probe after 1, 2, 4 … 32 s. Trouble with a single key doesn't do
-    that. A call that timed out may have been charged all the same; nobody gets more by it.
+    Connecting and each wait for an answer, or for more of it, may take `timeout` seconds (for an event loop all of an
+    answer). Nothing is tried twice. When the server can't be reached, or says something that holds for every key (it
+    loads its data, is a replica, is out of memory, wants a password), calls raise `StoreError` at once from then on,
+    but for a probe after 1, 2, 4 … 32 s. Trouble with a single key doesn't do that. A call that timed out may have been
+    charged all the same; nobody gets more by it.
 
     The time is the server's, unless `now_us` is given. Every key expires by itself once its state has. A key takes 130
     to 200 bytes of the server, and in a sliding log each hit that counts 26 more. What the server evicts (a
@@ -113,7 +115,8 @@ class RedisStore(BaseStore):
         for loop, lines in list(self._loops.items()):
             lines.closed = True
             if loop.is_running():
-                loop.call_soon_threadsafe(self._close_in, loop, lines)
+                with contextlib.suppress(RuntimeError):  # it has just ended, and so have they
+                    loop.call_soon_threadsafe(self._close_in, loop, lines)
 
     # ---- for event loops: the same, over the loop's own connections --------------------------------------------------
 
@@ -187,8 +190,10 @@ class RedisStore(BaseStore):
                 raise ConfigError(
                     f"the asyncio connections of {self._settings.name} can't do {self._settings.not_for_loops}"
                 )
-            for other in [other for other in self._loops if other.is_closed()]:
-                del self._loops[other]
+            for other in list(self._loops):  # HAZARD: loops of other threads come and go meanwhile
+                if other.is_closed():
+                    self._loops.pop(other, None)
             lines = self._loops[loop] = LoopLines(self._settings, self._breaker)
+            lines.closed = self._lines.closed  # by another thread, just now
             await lines.open()
         return lines

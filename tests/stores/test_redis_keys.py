@@ -284,6 +284,17 @@ def test_steps_are_few_and_on_the_safe_side(redis_store: RedisStore, client: red
     assert 29 * 86_400_000 < client.pttl(mark) <= 31 * 86_400_000
 
 
+def test_steps_that_have_come_are_one(redis_store: RedisStore, client: redis.Redis) -> None:
+    """Of those whose keys are gone the latest counts, and so the others make no room scarce for what is to come."""
+    policy = Gcra(1, 1, 200)
+    mark = redis_store._plan(policy).head + b"!"
+    client.set(mark, b",".join(b"%d %d 0" % (number, number) for number in range(1, 31)))
+    assert redis_store.take(policy, "k", now_us=T0).allowed
+    come, to_come = client.get(mark).split(b",")
+    assert come == b"30 30 0"
+    assert to_come.endswith(b" %d 0" % (T0 // S + 1))
+
+
 # ---- bad arguments ---------------------------------------------------------------------------------------------------
 
 

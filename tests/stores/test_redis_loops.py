@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import secrets
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -14,12 +17,17 @@ import redis
 from _servers import Server
 
 from shmlimit import FixedWindow, Gcra, SlidingCounter, SlidingLog, StoreError, TokenBucket
+from shmlimit.stores import _redis_lines
 from shmlimit.stores._redis_lines import AT_ONCE, LoopLines
 from shmlimit.stores.redis import RedisStore
 
 T0 = 1_767_225_600_000_000
 KINDS = [TokenBucket, Gcra, FixedWindow, SlidingLog, SlidingCounter]
 TEN = TokenBucket(10, 3600)
+
+
+def status_of(child: int) -> int:
+    return os.waitpid(child, 0)[1]
 
 
 def lines_of(store: RedisStore) -> LoopLines:
@@ -243,3 +251,179 @@ def test_closed_from_another_thread(redis_server: Server) -> None:
     closing.set()
     thread.join()
     assert left[-1:] == [0]
+
+
+# ---- loops of several threads that begin and end while others do -----------------------------------------------------
+
+
+def test_loops_that_end_while_another_begins(redis_store: RedisStore) -> None:
+    """A loop that begins clears away those that have ended, though other threads do so, too, and add their own."""
+
+    class Ended:
+        def is_closed(self) -> bool:
+            redis_store._loops.pop(self, None)  # what another thread does at this moment
+            if len(redis_store._loops) < 3:
+                redis_store._loops[Running()] = LoopLines(redis_store._settings, redis_store._breaker)
+            return True
+
+    class Running(Ended):
+        def is_closed(self) -> bool:
+            return False
+
+        def is_running(self) -> bool:
+            return False
+
+    for _ in range(2):
+        redis_store._loops[Ended()] = LoopLines(redis_store._settings, redis_store._breaker)
+    assert asyncio.run(redis_store.atake(TEN, "k")).remaining == 9
+    assert not [loop for loop in redis_store._loops if type(loop) is Ended]
+
+
+def test_closed_while_a_loop_begins(redis_store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that another thread closes just as a loop makes its connections is closed for that loop, too."""
+
+    def closed_meanwhile(*arguments: Any) -> LoopLines:
+        redis_store.close()
+        return LoopLines(*arguments)
+
+    monkeypatch.setattr("shmlimit.stores.redis.LoopLines", closed_meanwhile)
+    with pytest.raises(StoreError, match="is closed"):
+        asyncio.run(redis_store.atake(TEN, "k"))
+
+
+def test_loop_that_ends_while_the_store_is_closed(redis_store: RedisStore) -> None:
+    """`close` doesn't mind a loop that ended after it was looked at."""
+
+    class Ending:
+        def is_running(self) -> bool:
+            return True
+
+        def call_soon_threadsafe(self, *_arguments: Any) -> None:
+            raise RuntimeError("Event loop is closed")
+
+    lines = redis_store._loops[Ending()] = LoopLines(redis_store._settings, redis_store._breaker)
+    redis_store.close()
+    assert lines.closed
+
+
+# ---- connections that nobody would close -----------------------------------------------------------------------------
+
+
+def test_closed_while_a_call_is_under_way(redis_store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that ends after `close` or `aclose` closes its connection, since nobody else will."""
+    exchange, checked = LoopLines._exchange, _redis_lines._checked
+
+    def closed_meanwhile(*arguments: Any) -> bytes:
+        redis_store._lines.close()
+        return checked(*arguments)
+
+    async def aclosed_meanwhile(lines: LoopLines, *arguments: Any) -> bytes:
+        reply = await exchange(lines, *arguments)
+        await redis_store.aclose()
+        return reply
+
+    async def decide() -> None:
+        assert (await redis_store.atake(TEN, "k")).remaining == 9
+        assert not lines_of(redis_store)._idle
+
+    monkeypatch.setattr(LoopLines, "_exchange", aclosed_meanwhile)
+    asyncio.run(decide())
+    monkeypatch.undo()
+    redis_store._lines.closed = False
+    monkeypatch.setattr(_redis_lines, "_checked", closed_meanwhile)
+    assert redis_store.take(TEN, "k").remaining == 8
+    assert not redis_store._lines._idle
+
+
+def test_failure_of_one_connection_ends_the_loops_idle_ones(own_server: Callable[[str], Server]) -> None:
+    """As for threads: the others are to the same server, and one failure is enough to know of it."""
+    server = own_server("valkey")
+
+    async def decide() -> None:
+        await asyncio.gather(*(store.atake(TEN, f"key {number}") for number in range(5)))
+        lines = lines_of(store)
+        assert len(lines._idle) > 1
+        lines._idle[-1][0]._writer.transport.abort()
+        lines._idle[-1] = (lines._idle[-1][0], time.monotonic() + 60)  # it isn't looked at
+        with pytest.raises(StoreError, match="can't answer"):
+            await store.atake(TEN, "k")
+        assert not lines._idle
+
+    with RedisStore(server.url, timeout=10) as store:
+        asyncio.run(decide())
+
+
+def test_connection_that_fails_at_once_is_closed(redis_store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when a loop's call is cancelled while it connects."""
+    hung_up = []
+
+    async def never(connection: Any) -> None:
+        monkeypatch.setattr(connection, "disconnect", noted)
+        await asyncio.sleep(3600)
+
+    async def noted(**_named: Any) -> None:
+        hung_up.append(True)
+
+    async def decide() -> None:
+        task = asyncio.create_task(redis_store.atake(TEN, "k"))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    monkeypatch.setattr(redis_store._settings.twin, "connect", never)
+    asyncio.run(decide())
+    assert hung_up == [True]
+
+
+def test_long_commands_are_written_within_the_timeout(redis_store: RedisStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that stops reading in the middle of a long command isn't waited for longer than for an answer."""
+    kind = redis_store._settings.twin
+    send, timeouts = kind.send_packed_command, []
+
+    async def sent(connection: Any, command: Any, **named: Any) -> None:
+        timeouts.append(connection.socket_timeout)
+        await send(connection, command, **named)
+
+    async def decide() -> None:
+        for number in (1, 1_000, 1):
+            answers = await redis_store.atake_all([(TEN, f"key {one}", 1) for one in range(number)])
+            assert all(answers)
+
+    monkeypatch.setattr(kind, "send_packed_command", sent)
+    asyncio.run(decide())
+    assert redis_store._settings.timeout in timeouts
+    assert timeouts[0] is timeouts[-1] is None
+
+
+def test_two_threads_that_close_idle_connections(redis_store: RedisStore) -> None:
+    """Each closes what it gets, and who finds that the other was quicker is done."""
+
+    class Emptied(deque[Any]):
+        def __bool__(self) -> bool:
+            return True  # there was one a moment ago
+
+    redis_store._lines._idle = Emptied()
+    redis_store._lines.drop()
+    assert redis_store.take(TEN, "k").remaining == 9
+    (connection,) = [one for one, _ in redis_store._lines._idle]
+    redis_store._lines.drop()
+    assert connection._sock is None
+
+
+def test_child_lets_a_loops_connections_be(redis_store: RedisStore) -> None:
+    """What a child does away with of its parent's loop is left open there: closing it would deafen the parent."""
+
+    async def decide() -> None:
+        await redis_store.atake(TEN, "k")
+        child = os.fork()
+        if child == 0:
+            redis_store._loops.clear()
+            gc.collect()
+            os._exit(0)
+        assert status_of(child) == 0
+        assert (await redis_store.atake(TEN, "k")).remaining == 8
+        assert len(lines_of(redis_store)._idle) == 1
+
+    asyncio.run(decide())

@@ -20,6 +20,7 @@ from _servers import Server
 from shmlimit import ConfigError, FixedWindow, Gcra, SlidingCounter, SlidingLog, StoreError, TokenBucket
 from shmlimit.stores._breaker import Breaker
 from shmlimit.stores.redis import RedisStore
+from tests.stores.trouble import answering
 
 KINDS = [TokenBucket, Gcra, FixedWindow, SlidingLog, SlidingCounter]
 TEN = TokenBucket(10, 3600)
@@ -319,23 +320,12 @@ def test_user_without_rights(server: Server, clock: Seconds) -> None:
 )
 def test_server_that_speaks_something_else(reply: bytes) -> None:
     """Another protocol at that port, or other answers, are a StoreError for plain calls and coroutines."""
-    with socket.create_server(("127.0.0.1", 0)) as line:
-
-        def answer() -> None:
-            for _ in range(2):
-                connection, _ = line.accept()
-                with connection:
-                    connection.recv(10_000)
-                    connection.sendall(reply)
-
-        thread = threading.Thread(target=answer, daemon=True)
-        thread.start()
-        url = f"redis://127.0.0.1:{line.getsockname()[1]}"
+    with answering(reply) as port:
+        url = f"redis://127.0.0.1:{port}"
         with RedisStore(url) as store, RedisStore(url) as other:
             fails(store, "answer")
             with pytest.raises(StoreError, match="answer"):
                 asyncio.run(other.atake(TEN, "k"))
-        thread.join()
 
 
 def test_name_that_nobody_has() -> None:

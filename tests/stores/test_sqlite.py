@@ -265,3 +265,22 @@ def test_time_far_ahead_does_not_refill_again_and_again(store: SqliteStore) -> N
         allowed += sum(store.take(TEN, "k").allowed for _ in range(11))
         store.purge(now_us=T0 + 120 * S)
     assert allowed <= 30
+
+
+def test_given_time_does_not_hide_that_the_clock_was_set_back(store: SqliteStore, clock: Clock) -> None:
+    """A charge with a given time leaves the row's own time as late as it was: the next one by the clock sees the step,
+    and nobody is shut out for it.
+    """
+    store.take(TEN, "k", 10)
+    clock.advance(-3600)
+    assert store.take(TEN, "k", now_us=T0 + 6 * S).allowed
+    assert store.take(TEN, "k").retry_after_us == 12 * S
+
+
+def test_brief_states_are_forgotten_in_time(store: SqliteStore, clock: Clock) -> None:
+    """A state that expires before all that the store knew of is looked for when it does."""
+    store.take(TokenBucket(1, 10**6), "long")
+    store.take(SECOND, "brief")
+    clock.advance(2)
+    store.take(TokenBucket(1, 10**6), "other")
+    assert store.count() == 2

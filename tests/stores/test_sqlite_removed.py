@@ -205,6 +205,24 @@ def test_removed_while_it_is_opened(path: Path, monkeypatch: pytest.MonkeyPatch,
         assert [answer(store, "k"), answer(store, "k")] == [9, 8]
 
 
+@pytest.mark.parametrize("removed", [True, False])
+def test_error_of_the_disk_while_it_is_opened(path: Path, monkeypatch: pytest.MonkeyPatch, removed: bool) -> None:
+    """SQLite's word for a file that is removed under its hands is the disk's fault only if the file is still there."""
+
+    def broken(*_arguments: Any) -> None:
+        if removed:
+            path.unlink()
+        raise sqlite3.OperationalError("disk I/O error")
+
+    with SqliteStore(path) as store:
+        monkeypatch.setattr("shmlimit.stores._sqlite_file._patiently", broken)
+        said = str(answer(store, "k"))
+        assert ("removed while it was being opened" in said) is removed
+        assert ("disk is full or broken" in said) is not removed
+        monkeypatch.undo()
+        assert [answer(store, "k"), answer(store, "k")] == [9, 8]
+
+
 @pytest.mark.parametrize("end", ["", "-wal", "-shm"])
 def test_replaced_while_it_is_opened(
     path: Path, start: Callable[[], Worker], monkeypatch: pytest.MonkeyPatch, end: str

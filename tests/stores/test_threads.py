@@ -243,3 +243,19 @@ def test_fork_while_another_thread_makes_threads(gate: threading.Event) -> None:
         thread.join(2 * PATIENCE_S)
     assert answers == [True]
     assert not _threads._making.locked()
+
+
+def test_two_threads_that_ask_first_have_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store's threads are made once, though two threads find that there are none."""
+    store, firsts = Plain(), Threads()
+
+    class Late:
+        def __enter__(self) -> None:
+            _threads._of_store[store] = firsts  # the other one was quicker
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setattr(_threads, "_making", Late())
+    assert threads_of(store) is firsts
+    assert threads_of(store) is firsts

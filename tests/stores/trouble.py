@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+
 from shmlimit import StoreError, TokenBucket
 from shmlimit.stores.sqlite import SqliteStore
 
@@ -15,3 +20,23 @@ def answer(store: SqliteStore, key: str, policy: TokenBucket = TEN) -> int | str
     except StoreError as error:
         return str(error)
     return decision.remaining if decision.allowed else -1
+
+
+@contextlib.contextmanager
+def answering(answer: bytes) -> Iterator[int]:
+    """A server that gives one answer to everything; its port."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    line, _ = listening.accept()
+                    with line:
+                        line.recv(65536)
+                        line.sendall(answer)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield listening.getsockname()[1]
+        listening.shutdown(socket.SHUT_RDWR)
+    thread.join()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
@@ -69,6 +71,47 @@ def test_coroutines_share_the_breaker(slow: tuple[FallbackStore, Double, Clock])
     first.error, clock.now_s = None, 5.0
     assert asyncio.run(store.atake(TEN, "k")).remaining == 9
     assert store.outage is None
+
+
+def test_failure_that_is_known_is_no_new_one(slow: tuple[FallbackStore, Double, Clock]) -> None:
+    """A call that isn't let through doesn't begin another outage if the probe of another thread just ended this one."""
+    store, first, _ = slow
+    breaker = store._breaker
+    first.error = StoreError("down")
+    store.take(TEN, "k")
+    enter = breaker.enter
+
+    def refused() -> Any:
+        try:
+            return enter()
+        finally:
+            breaker._outage = None  # the probe of another thread is answered at this moment
+
+    breaker.enter = refused
+    store.take(TEN, "k")
+    assert first.asked == 1
+    assert breaker.outage is None
+
+
+def test_failures_leave_nothing_behind(store: FallbackStore, first: Fast) -> None:
+    """An error is gone with its call: thousands a second would otherwise be the garbage collector's."""
+    errors = [StoreError("down")]
+
+    def fail(*_arguments: Any, **_named: Any) -> None:
+        raise errors.pop()
+
+    first.take = first.reset = fail
+    store.take(TEN, "k")  # it is in the log, which keeps it
+    gc.collect()
+    gc.disable()
+    try:
+        for ask in (lambda: store.take(TEN, "k"), lambda: store.reset(TEN, "k")):
+            errors.append(StoreError("down"))
+            error = weakref.ref(errors[0])
+            ask()
+            assert error() is None
+    finally:
+        gc.enable()
 
 
 # ---- what is said ----------------------------------------------------------------------------------------------------

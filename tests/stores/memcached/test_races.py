@@ -198,6 +198,25 @@ def test_failure_in_between_is_given_back(make: Callable[..., MemcachedStore]) -
     assert [other.peek(small, "k").remaining, other.peek(large, "k").remaining] == [9, 100]
 
 
+def test_interrupt_in_between_is_given_back(make: Callable[..., MemcachedStore]) -> None:
+    """Also at a KeyboardInterrupt, which stays what it is even if giving back fails."""
+    store, other = make(), make()
+    small, large = TokenBucket(10, YEAR), TokenBucket(100, YEAR)
+    failing = False
+
+    def act(number: int) -> None:
+        if number == 1 + 3 * failing:
+            raise KeyboardInterrupt
+        if failing and number > 4:
+            raise store._server.failure("no luck")
+
+    before_write(store, act)
+    for failing in (False, True):
+        with pytest.raises(KeyboardInterrupt):
+            store.take_all([(small, "k", 1), (large, "k", 1)])
+        assert [other.peek(small, "k").remaining, other.peek(large, "k").remaining] == [10 - failing, 100]
+
+
 def test_what_cannot_be_given_back_is_told(own_server: Callable[[str], Server]) -> None:
     """The server is gone between two charges: the StoreError says that one stays charged."""
     server = own_server("memcached")

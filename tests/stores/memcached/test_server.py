@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import multiprocessing
 import secrets
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -20,6 +20,7 @@ from shmlimit import ConfigError, StoreError, TokenBucket
 from shmlimit.stores._memcached_server import parse_address
 from shmlimit.stores.memcached import MemcachedStore
 from tests.stores.memcached.conftest import HUNDRED, TEN, YEAR, before_write
+from tests.stores.trouble import answering
 
 
 @pytest.mark.parametrize(
@@ -159,6 +160,26 @@ def test_killed_and_started_again(own: Server, lone: MemcachedStore) -> None:
     probe(lone)
     assert lone.take(TEN, "k").remaining == 9
     assert lone.take(TEN, "k").remaining == 8
+
+
+def test_refusal_ends_an_outage(own: Server, lone: MemcachedStore) -> None:
+    """A server that is back but can't do what it is asked does answer: denials do, and so the outage is over."""
+    own.kill()
+    with pytest.raises(StoreError, match="refused"):
+        lone.take(TEN, "k")
+    probe(lone)
+    with answering(b"SERVER_ERROR busy\r\n") as port:
+        lone._server.address = "127.0.0.1", port
+        with pytest.raises(StoreError, match="it says 'busy'"):
+            lone.take(TEN, "k")
+    assert lone._server._breaker.outage is None
+
+
+def test_nothing_waits_to_be_sent(own: Server, lone: MemcachedStore) -> None:
+    """A command goes out at once, and not when the last one has been acknowledged (Nagle's algorithm)."""
+    lone.take(TEN, "k")
+    ((client, _),) = lone._server._idle
+    assert client.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_server_that_was_replaced_meanwhile(own: Server, lone: MemcachedStore) -> None:
@@ -338,28 +359,6 @@ def test_full_memory_is_an_error_and_no_pass() -> None:
             assert store._server._breaker.outage is None
     finally:
         full.kill()
-
-
-@contextlib.contextmanager
-def answering(answer: bytes) -> Iterator[int]:
-    """A server that gives one answer to everything; its port."""
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-
-        def serve() -> None:
-            with contextlib.suppress(OSError):
-                while True:
-                    line, _ = listening.accept()
-                    with line:
-                        line.recv(4096)
-                        line.sendall(answer)
-
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
-        yield listening.getsockname()[1]
-        listening.shutdown(socket.SHUT_RDWR)
-    thread.join()
 
 
 @pytest.mark.parametrize(
