@@ -8,6 +8,7 @@ import os
 import select
 import socket
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
 
@@ -76,8 +77,8 @@ class MemcachedServer:
         self._clock = time.monotonic
         self._breaker = Breaker(clock=self._clock)
         self._closed = False
-        self._pid = os.getpid()
         self._idle: list[tuple[Any, select.poll]] = []
+        _servers.add(self)
 
     def fetch(self, names: list[str]) -> dict[str, tuple[bytes, bytes]]:
         """Values, each with the number to swap it by; what isn't there is left out. One trip."""
@@ -118,7 +119,7 @@ class MemcachedServer:
         outage = self._breaker.enter()
         pid, client = os.getpid(), None
         try:
-            client, poll = self._connection(pid)
+            client, poll = self._connection()
             answer = call(client)
         except BaseException as error:
             # Also at a KeyboardInterrupt or a timeout of gevent's: its answer is yet to come.
@@ -143,12 +144,7 @@ class MemcachedServer:
             self._hang_up()
         return answer
 
-    def _connection(self, pid: int) -> tuple[Any, select.poll]:
-        if self._pid != pid:
-            # SAFETY: parent and child on one connection would read each other's answers. This closes the child's end.
-            inherited, self._idle, self._pid = self._idle, [], pid
-            for client, _ in inherited:
-                client.close()
+    def _connection(self) -> tuple[Any, select.poll]:
         while True:
             try:
                 client, poll = self._idle.pop()  # the one used last: others may be closed by the server for being idle
@@ -187,6 +183,19 @@ class MemcachedServer:
             except IndexError:
                 return
             client.close()
+
+
+# SAFETY: parent and child on one connection would read each other's answers. A child begins without any; it closes its
+# copies only, which doesn't end the connection of its parent.
+_servers: weakref.WeakSet[MemcachedServer] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for server in list(_servers):
+        server._hang_up()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def expiry(left_us: int) -> int:

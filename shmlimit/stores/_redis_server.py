@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from inspect import signature
 from typing import Any
+from urllib.parse import urlsplit
 
 from shmlimit.errors import ConfigError, StoreError
 from shmlimit.stores._breaker import Breaker, Outage
@@ -98,9 +99,14 @@ def _pool_of(url: str) -> Any:
     except ImportError:
         raise ConfigError("RedisStore needs redis-py: pip install 'shmlimit[redis]'") from None
     try:
+        if not url.startswith("unix"):
+            int(urlsplit(url).path.strip("/") or 0)  # redis-py takes a database that is no number for 0
         return ConnectionPool.from_url(url.replace("valkey", "redis", 1) if url.startswith("valkey") else url)
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"RedisStore can't read the URL: {error}") from None
+    except (ValueError, TypeError):
+        raise ConfigError(
+            "RedisStore can't read the URL (not shown, it may have a password): give redis://[user:password@]host[:port]"
+            "[/database], rediss:// or valkey:// or valkeys:// likewise, or unix:///path; in a password write / as %2F"
+        ) from None
 
 
 # ---- what goes wrong -------------------------------------------------------------------------------------------------

@@ -20,20 +20,10 @@ from _servers import Server
 from shmlimit import ConfigError, FixedWindow, Gcra, SlidingCounter, SlidingLog, StoreError, TokenBucket
 from shmlimit.stores._breaker import Breaker
 from shmlimit.stores.redis import RedisStore
-from tests.stores.trouble import answering
+from tests.stores.trouble import Clock, answering
 
 KINDS = [TokenBucket, Gcra, FixedWindow, SlidingLog, SlidingCounter]
 TEN = TokenBucket(10, 3600)
-
-
-class Seconds:
-    """A clock for breakers, in the test's hands."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture
@@ -42,12 +32,12 @@ def server(own_server: Callable[[str], Server], redis_kind: str) -> Server:
 
 
 @pytest.fixture
-def clock() -> Seconds:
-    return Seconds()
+def clock() -> Clock:
+    return Clock()
 
 
 @pytest.fixture
-def store(server: Server, clock: Seconds) -> Iterator[RedisStore]:
+def store(server: Server, clock: Clock) -> Iterator[RedisStore]:
     with RedisStore(server.url, timeout=10) as store:
         store._breaker = store._lines._breaker = Breaker(clock=clock, chance=lambda: 0.5)
         yield store
@@ -69,7 +59,7 @@ def fails(store: RedisStore, match: str = "can't answer") -> str:
 # ---- down, and back --------------------------------------------------------------------------------------------------
 
 
-def test_killed_and_started_again(server: Server, store: RedisStore, clock: Seconds) -> None:
+def test_killed_and_started_again(server: Server, store: RedisStore, clock: Clock) -> None:
     """The first failure asks the server, later ones don't until the probe; a probe that succeeds ends it; nothing is
     kept by a server that keeps nothing, and the scripts are loaded again.
     """
@@ -79,15 +69,15 @@ def test_killed_and_started_again(server: Server, store: RedisStore, clock: Seco
     assert f"127.0.0.1:{server.port} can't answer" in text
     assert "see whether it runs" in text
     assert "tried again in 1.0 s" in fails(store)
-    clock.now = 0.6
+    clock.now_s = 0.6
     server.start()
     assert "tried again in 0.4 s" in fails(store)  # the server is back, but nobody asks it before the probe
-    clock.now = 1.0
+    clock.now_s = 1.0
     assert store.take(TEN, "k").remaining == 9
     assert store._breaker.outage is None
 
 
-def test_waits_double_while_it_is_down(server: Server, clock: Seconds) -> None:
+def test_waits_double_while_it_is_down(server: Server, clock: Clock) -> None:
     """Probes after 1, 2, 4 … s, each a try to connect, and no more than that."""
     server.kill()
     tries = []
@@ -99,7 +89,7 @@ def test_waits_double_while_it_is_down(server: Server, clock: Seconds) -> None:
         line.listen()
         line.setblocking(False)
         for second in range(16):
-            clock.now = float(second)
+            clock.now_s = float(second)
             fails(store)
             try:
                 line.accept()[0].close()
@@ -122,7 +112,7 @@ def test_restart_between_two_calls_is_not_noticed(server: Server, store: RedisSt
 
 
 def test_failure_of_one_connection_ends_the_idle_ones(
-    server: Server, store: RedisStore, clock: Seconds, monkeypatch: Any
+    server: Server, store: RedisStore, clock: Clock, monkeypatch: Any
 ) -> None:
     """Several connections, and the server was restarted a moment ago: one call fails and not one for each of them."""
     monkeypatch.setattr("shmlimit.stores._redis_lines._LOOK_S", 10.0)
@@ -131,7 +121,7 @@ def test_failure_of_one_connection_ends_the_idle_ones(
     server.restart()
     fails(store)
     assert not store._lines._idle
-    clock.now = 1.0
+    clock.now_s = 1.0
     assert store.take(TEN, "k").remaining == 9
 
 
@@ -148,7 +138,7 @@ def test_old_connections_are_replaced(server: Server, store: RedisStore, monkeyp
     assert before._sock.getsockname() != port
 
 
-def test_paused_server(server: Server, clock: Seconds) -> None:
+def test_paused_server(server: Server, clock: Clock) -> None:
     """A server that is stopped is a timeout and then costs nothing; when it goes on, a charge that it still did counts,
     and no call gets the answer of another.
     """
@@ -158,10 +148,10 @@ def test_paused_server(server: Server, clock: Seconds) -> None:
         server.pause()
         assert "imeout" in fails(store)
         assert "tried again" in fails(store)
-        clock.now = 1.0
+        clock.now_s = 1.0
         assert "imeout" in fails(store)  # a new connection, which the kernel accepts and nobody answers
         server.resume()
-        clock.now = 4.0
+        clock.now_s = 4.0
         # The late answers say that 6 are left, or 5. Whoever read one would say so of another key.
         assert [store.take(TokenBucket(100, 3600), f"other {i}").remaining for i in range(5)] == [99] * 5
         assert 4 <= store.take(TEN, "k").remaining <= 6
@@ -259,7 +249,7 @@ def test_interrupt_takes_the_connection_along(server: Server, store: RedisStore,
 # ---- what a server refuses -------------------------------------------------------------------------------------------
 
 
-def test_replica_refuses(server: Server, store: RedisStore, clock: Seconds) -> None:
+def test_replica_refuses(server: Server, store: RedisStore, clock: Clock) -> None:
     """A primary that became a replica is an outage, which says so; made a primary again, it is found by the probe."""
     store.take(TEN, "k")
     with redis.Redis(port=server.port) as client:
@@ -267,11 +257,11 @@ def test_replica_refuses(server: Server, store: RedisStore, clock: Seconds) -> N
         assert "it is a replica" in fails(store, "READONLY")
         fails(store, "tried again")
         client.replicaof("NO", "ONE")
-        clock.now = 1.0
+        clock.now_s = 1.0
         assert store.take(TEN, "k").remaining == 8
 
 
-def test_server_without_memory(server: Server, store: RedisStore, clock: Seconds) -> None:
+def test_server_without_memory(server: Server, store: RedisStore, clock: Clock) -> None:
     """Out of memory is an outage that says what to do, and nothing of a joint request is charged."""
     with redis.Redis(port=server.port) as client:
         store.take(TEN, "k")
@@ -279,16 +269,16 @@ def test_server_without_memory(server: Server, store: RedisStore, clock: Seconds
         for number, ask in enumerate(
             (lambda: store.take(TEN, "k"), lambda: store.take_all([(TEN, "k", 1), (TEN, "l", 1)]))
         ):
-            clock.now = 100.0 * number
+            clock.now_s = 100.0 * number
             with pytest.raises(StoreError, match=r"OOM .*raise maxmemory"):
                 ask()
         fails(store, "tried again")
         client.config_set("maxmemory", 0)
-        clock.now = 300.0
+        clock.now_s = 300.0
         assert [store.peek(TEN, key).remaining for key in ("k", "l")] == [9, 10]
 
 
-def test_password(server: Server, store: RedisStore, clock: Seconds) -> None:
+def test_password(server: Server, store: RedisStore, clock: Clock) -> None:
     """Without the password it is an outage that says so, and with it, in the URL or a client, all is well."""
     with redis.Redis(port=server.port) as client:
         client.config_set("requirepass", "s3cret/@")
@@ -304,7 +294,7 @@ def test_password(server: Server, store: RedisStore, clock: Seconds) -> None:
         assert other.take(TEN, "k").remaining == 8
 
 
-def test_user_without_rights(server: Server, clock: Seconds) -> None:
+def test_user_without_rights(server: Server, clock: Clock) -> None:
     """A user that may not run scripts is told so."""
     with redis.Redis(port=server.port) as client:
         client.acl_setuser("low", enabled=True, passwords="+pw", commands=["+ping"], keys="*")
@@ -383,14 +373,16 @@ def test_closed_store_says_so(server: Server) -> None:
     "source",
     [
         *("http://localhost", "localhost:6379", "", "redis+cluster://localhost", "redis://localhost?db=x"),
+        *("redis://localhost/abc", "redis://localhost/1/2", "redis://user:s3cret/pass@localhost"),
         *(None, 6379, object(), ["redis://localhost"]),
     ],
     ids=repr,
 )
 def test_bad_server_is_refused(source: Any) -> None:
     """What is neither an URL that works nor a client is a ConfigError, before anything connects."""
-    with pytest.raises(ConfigError, match="RedisStore"):
+    with pytest.raises(ConfigError, match="RedisStore") as raised:
         RedisStore(source)
+    assert "s3cret" not in str(raised.value)  # nothing of a password gets into a log
 
 
 def test_sentinels_connections_are_refused() -> None:

@@ -13,6 +13,21 @@ from shmlimit.stores.sqlite import SqliteStore
 TEN = TokenBucket(10, 10**9)  # nothing refills meanwhile
 
 
+class Clock:
+    """Seconds, for a breaker whose waits are not to be waited for."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def is_on(self, seconds: float) -> bool:
+        """Goes on."""
+        self.now_s += seconds
+        return True
+
+
 def answer(store: SqliteStore, key: str, policy: TokenBucket = TEN) -> int | str:
     """What is left, -1 for a denial; or what the StoreError says."""
     try:

@@ -11,21 +11,12 @@ from shmlimit import TokenBucket
 from shmlimit.stores.base import BaseStore
 from shmlimit.stores.fallback import FallbackStore
 from shmlimit.stores.memory import MemoryStore
+from tests.stores.trouble import Clock
 
 T0 = 1_767_225_600_000_000  # 2026-01-01
 TEN = TokenBucket(10, 60)
 MANY = TokenBucket(10**6, 366 * 86_400)
 OTHER = TokenBucket(20, 60)
-
-
-class Clock:
-    """Seconds, for a breaker whose waits are not to be waited for."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 class Double(BaseStore):

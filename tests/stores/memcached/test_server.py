@@ -20,7 +20,7 @@ from shmlimit import ConfigError, StoreError, TokenBucket
 from shmlimit.stores._memcached_server import parse_address
 from shmlimit.stores.memcached import MemcachedStore
 from tests.stores.memcached.conftest import HUNDRED, TEN, YEAR, before_write
-from tests.stores.trouble import answering
+from tests.stores.trouble import Clock, answering
 
 
 @pytest.mark.parametrize(
@@ -114,16 +114,6 @@ def test_repr_says_where(store: MemcachedStore, server: Server) -> None:
 
 
 # ---- trouble ---------------------------------------------------------------------------------------------------------
-
-
-class Clock:
-    """Seconds, for a breaker whose waits are not to be waited for."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 @pytest.fixture
