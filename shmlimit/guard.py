@@ -18,6 +18,7 @@ from shmlimit.errors import ConfigError
 from shmlimit.keys import DENY
 from shmlimit.notation import parse
 from shmlimit.policies.base import Decision, Policy, check_cost
+from shmlimit.policies.requests import key_bytes
 
 KeyFunction: TypeAlias = Callable[[Any], Any]
 """Request (falcon), environ or scope -> who is limited: `str` or `bytes`; `None` nobody; `keys.DENY` answers 403."""
@@ -42,7 +43,13 @@ class Guard:
     - `policy`: a policy or its notation, `"10/minute"`.
     - `key`: a callable of the request that says who is limited; `None` leaves it to the adapter.
     - `cost`: units that a request takes, an integer >= 0 or a callable of the request that gives one. 0 only reports.
-    - `headers`: the dialect of the fields, `"draft"` or `"none"` (nothing but `Retry-After`).
+    - `partition`: whether the draft's fields carry `pk`, a keyed hash of the key: clients behind one address can tell
+      their quotas apart by it, and nobody learns the key. `True` takes the secret of the store (a table has one, and so
+      has `LocalStore`); for other stores give a secret of 16 to 64 bytes that all processes share.
+    - `headers`: the dialect of the fields: `"draft"`, `"draft-7"`, `"draft-6"`, `"legacy"` (`X-RateLimit-…`), `"both"`
+      (draft and legacy), or `"none"` (nothing but `Retry-After`); `shmlimit.fields` shows them.
+    - `reset`: `"epoch"` for an `X-RateLimit-Reset` in Unix seconds, `"delta"` for seconds from now.
+    - `problem`: whether what is answered instead of the application is `application/problem+json` (RFC 9457).
     - `skip_paths`: paths that aren't limited. `"/health"` is itself and what is below it (`/health/x`, not `/healthz`),
       `"/"` only itself, and an entry that ends in `*` is a prefix. They are compared with the decoded path, as it came
       (nothing is normalised), without the mount point.
@@ -60,8 +67,11 @@ class Guard:
         "headers",
         "key",
         "name",
+        "partition",
         "parts",
         "policy",
+        "problem",
+        "reset",
         "skip_methods",
     )
 
@@ -71,10 +81,13 @@ class Guard:
         policy: Policy | str,
         *,
         key: KeyFunction | None = None,
+        partition: bool | bytes = False,
         cost: int | Callable[[Any], int] = 1,
         headers: str = "draft",
+        reset: str = "epoch",
         skip_paths: Iterable[str] = (),
         skip_methods: Iterable[str] = ("OPTIONS",),
+        problem: bool = False,
         fail_open: bool = False,
     ) -> None:
         if isinstance(policy, str):
@@ -88,17 +101,25 @@ class Guard:
                 check_cost(cost)
             except ValueError as error:
                 raise ConfigError(f"{error} (or a callable of the request that gives one)") from None
-        if not isinstance(headers, str) or headers not in fields.DIALECTS:
-            raise ConfigError(f"headers must be one of {', '.join(map(repr, fields.DIALECTS))}, not {headers!r}")
-        if not isinstance(fail_open, bool):
-            raise ConfigError(f"fail_open must be True or False, not {fail_open!r}")
+        for field, choices, value in (("headers", fields.DIALECTS, headers), ("reset", fields.RESETS, reset)):
+            if not isinstance(value, str) or value not in choices:
+                raise ConfigError(f"{field} must be one of {', '.join(map(repr, choices))}, not {value!r}")
+        for field, choice in (("problem", problem), ("fail_open", fail_open)):
+            if not isinstance(choice, bool):
+                raise ConfigError(f"{field} must be True or False, not {choice!r}")
+        if reset != "epoch" and headers not in {"legacy", "both"}:
+            raise ConfigError(f"reset={reset!r} is for headers='legacy' and 'both'; {headers!r} has no such field")
+        _check_partition(partition, headers)
         self.parts = fields.prepare(name, policy)
         self.name = name
         self.policy = policy
         self.key = key
+        self.partition = partition
         self.cost = cost
         self.headers = headers
+        self.reset = reset
         self.skip_methods = frozenset(text.upper() for text in _texts("skip_methods", skip_methods, "OPTIONS"))
+        self.problem = problem
         self.fail_open = fail_open
         self._exact, self._prefixes = _compile_paths(_texts("skip_paths", skip_paths, "/healthz"))
 
@@ -135,12 +156,38 @@ class Guard:
         cost = self.cost
         return check_cost(cost(request)) if callable(cost) else cost
 
+    def shown_to(self, key: str | bytes, secret: bytes | None = None) -> fields.Limit:
+        """What the fields of a response to this key are made from: the guard, with `partition` its `pk` in it.
+
+        `secret` is the store's (`store.secret`), which a guard that has one of its own doesn't need. Raises
+        `ConfigError` where there is neither.
+        """
+        if not self.partition:
+            return self
+        own = self.partition if isinstance(self.partition, bytes) else secret
+        if not own:
+            raise ConfigError(
+                f"partition=True of {self!r} needs a store with a secret, such as SharedTable; "
+                "or give a secret that all processes share: partition=b'…'"
+            )
+        partition = fields.partition_key(key_bytes(key), own)
+        return fields.Shown(
+            self.name, self.headers, self.reset, self.problem, fields.prepare(self.name, self.policy, partition)
+        )
+
     def enforce(self, decision: Decision, now_us: int) -> Verdict:
         """What to do with a request that got this decision; `now_us` is the Unix time, for the fields."""
         entries = ((self, decision),)
         if decision.allowed:
             return Verdict(None, fields.response_fields(entries, now_us))
         return Verdict(*fields.too_many(entries, now_us))
+
+
+def _check_partition(partition: object, headers: str) -> None:
+    if not isinstance(partition, bool | bytes) or (isinstance(partition, bytes) and not 16 <= len(partition) <= 64):
+        raise ConfigError("partition must be True, False or a secret of 16 to 64 bytes")  # which isn't shown
+    if partition and headers not in {"draft", "both"}:
+        raise ConfigError(f"partition is for headers='draft' and 'both'; {headers!r} has no such field")
 
 
 def _texts(field: str, values: Iterable[str], example: str) -> list[str]:

@@ -2,34 +2,54 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
 import falcon
 
-from shmlimit.adapters._gate import below_mount
-from shmlimit.fields import Fields
-from shmlimit.guard import Guard, Verdict
+from shmlimit.adapters._gate import below_mount, families
+from shmlimit.fields import PROBLEM, Fields, Limit
+from shmlimit.guard import Verdict
 from shmlimit.policies.base import Decision
 
 _ATTRIBUTE = "_shmlimit_seen"
 
 
-class RateLimited(falcon.HTTPTooManyRequests):
+class _Refusal(falcon.HTTPError):
+    """What the limiter raises: answered like all errors of the application, or where a guard wants it so as a problem.
+
+    Clients that prefer XML, and what the application registered, get those. With the decorator alone a problem's media
+    type is `application/json`, as falcon's serializer has it: only a middleware comes after that.
+    """
+
+    problem: bytes | None = None
+
+    def to_json(self, handler: Any = None) -> bytes:
+        """The problem, or what falcon makes of the error."""
+        return super().to_json(handler) if self.problem is None else self.problem
+
+
+class RateLimited(_Refusal, falcon.HTTPTooManyRequests):
     """The refusal (429). Its `headers` are the fields; `Retry-After` is missing where waiting never helps."""
 
 
-_ERRORS: dict[int, Callable[..., falcon.HTTPError]] = {
-    403: falcon.HTTPForbidden,
-    429: RateLimited,
-    503: falcon.HTTPServiceUnavailable,
-}
+class _Forbidden(_Refusal, falcon.HTTPForbidden):
+    pass
 
 
-class Seen(list[tuple[Guard, Decision]]):
+class _Unavailable(_Refusal, falcon.HTTPServiceUnavailable):
+    pass
+
+
+_ERRORS: dict[int, Callable[..., _Refusal]] = {403: _Forbidden, 429: RateLimited, 503: _Unavailable}
+
+
+class Seen(list[tuple[Limit, Decision]]):
     """The trail of a request; `fields` is what its response says of it."""
 
     fields: Fields | tuple[()] = ()
+    problem: bytes | None = None
 
     @classmethod
     def of(cls, req: Any, slot: str | None = None) -> Seen:
@@ -55,12 +75,23 @@ class Seen(list[tuple[Guard, Decision]]):
         if isinstance(resp, falcon.Response):
             # NOTE: set here as well, an error handler of the application that answers by itself needn't know of them.
             resp.set_headers(headers)
-        raise _ERRORS[verdict.status](headers=headers, description=verdict.body.decode().strip())
+        self.problem = verdict.body if ("Content-Type", PROBLEM) in verdict.fields else None
+        says = json.loads(self.problem)["detail"] if self.problem else verdict.body.decode().strip()
+        error = _ERRORS[verdict.status](headers=headers, description=says)
+        error.problem = self.problem
+        raise error
 
     def write(self, resp: Any) -> None:
         """Put the fields over what the application set."""
         if self.fields and isinstance(resp, falcon.Response):
+            ours = families(self.fields)
+            for name in resp.headers:
+                if name.startswith(ours):
+                    resp.delete_header(name)
             resp.set_headers(self.fields)
+        # NOTE: the serializer of errors names its JSON after it has asked for it. Another body is the application's.
+        if self.problem is not None and resp is not None and resp.data is self.problem:
+            resp.content_type = PROBLEM
 
 
 def path_of(req: Any) -> str:

@@ -18,8 +18,6 @@ from shmlimit.stores.base import Store, coroutine_of
 log = logging.getLogger("shmlimit")
 
 PASS = Verdict(None, [])
-DENIED = Verdict(403, [*fields.PLAIN_ANSWER], b"This request says too little about who sends it.\n")
-UNAVAILABLE = Verdict(503, [("Retry-After", "1"), *fields.PLAIN_ANSWER], b"The rate limiter can't answer.\n")
 
 UNBOUND = """\
 this process shares no table, and a limit that each worker counts for itself is not the one that was asked for.
@@ -40,7 +38,7 @@ ROUTED: Final = 1
 """The two steps of a gate: before routing, and after it."""
 
 T = TypeVar("T")
-Trail: TypeAlias = "list[tuple[Guard, Decision]]"
+Trail: TypeAlias = "list[tuple[fields.Limit, Decision]]"
 """The guards that a request has passed, or been refused by, each with what its store decided."""
 
 Asked: TypeAlias = "tuple[Guard, tuple[Policy, str | bytes, int]]"
@@ -71,7 +69,7 @@ class Gate:
     `--preload` the application is made before the table is.
     """
 
-    __slots__ = ("_atake", "_atake_all", "_failures", "_guards", "_steps", "_store", "routed")
+    __slots__ = ("_atake", "_atake_all", "_denied", "_failures", "_guards", "_places", "_steps", "_store", "routed")
 
     def __init__(
         self, guards: tuple[Guard, ...], store: Store | None, key: KeyFunction | None, *, routed: bool = False
@@ -83,6 +81,8 @@ class Gate:
         keyed = [(guard, guard.key or key) for guard in guards]
         later = [pair for pair in keyed if routed and needs_route(pair[1])]
         self._guards = guards
+        self._places = {guard.name: place for place, guard in enumerate(guards)}
+        self._denied = Verdict(*fields.denied(guards))
         self._steps = [pair for pair in keyed if pair not in later], later
         self.routed = bool(later)
         self._failures = 0
@@ -137,22 +137,27 @@ class Gate:
             if who is not None:
                 guard.check_key(who)
                 if who is DENY:
-                    return DENIED
+                    return self._denied
                 asked.append((guard, (guard.policy, who, guard.units(request))))
         return asked or PASS
 
     def _verdict(self, asked: list[Asked], decisions: list[Decision], trail: Trail | None, step: int) -> Verdict:
         if self._failures:
             self._recovered()
+        entries: Trail
         if len(asked) == 1:  # PERF: nearly every request; what is below takes three times as long.
-            entries, allowed = [(asked[0][0], decisions[0])], decisions[0].allowed
+            guard, (_, key, _) = asked[0]
+            limit = self._shown(guard, key) if guard.partition else guard
+            entries, allowed = [(limit, decisions[0])], decisions[0].allowed
         else:
-            entries = [(guard, decision) for (guard, _), decision in zip(asked, decisions, strict=True)]
-            allowed = all(decisions)
+            limits = [self._shown(guard, key) for guard, (_, key, _) in asked]
+            entries, allowed = list(zip(limits, decisions, strict=True)), all(decisions)
         if trail is not None:
+            if trail and step == FIRST:  # what another limiter decided; those of this one go together
+                fields.check_dialects(limit for limit, _ in (*trail, *entries))
             trail += entries
             if step == ROUTED:
-                trail.sort(key=lambda entry: self._guards.index(entry[0]))
+                trail.sort(key=lambda entry: self._places[entry[0].name])
             entries = trail
         now_us = time.time_ns() // 1000
         if allowed:
@@ -169,12 +174,16 @@ class Gate:
                 "give one guard, or a store that has it"
             )
         for guard in self._guards:
+            guard.shown_to(b"", getattr(store, "secret", None))  # raises where there is none
             check_policy(store, guard.policy, repr(guard), NO_FILE if store is _bound else "Choose another one")
         self._atake = coroutine_of(store, "take")
         if callable(getattr(store, "take_all", None)):
             self._atake_all = coroutine_of(store, "take_all")
         self._store = store
         return store
+
+    def _shown(self, guard: Guard, key: str | bytes) -> fields.Limit:
+        return guard.shown_to(key, getattr(self._store, "secret", None))
 
     def _failed(self, error: StoreError, asked: list[Asked]) -> Verdict:
         """The verdict without a decision. Logged when failures begin and when they end, not once a request."""
@@ -183,7 +192,7 @@ class Gate:
             meanwhile = "requests pass unlimited" if fail_open else "requests are answered with 503"
             log.error("%s: the store failed (%s); %s until it answers again", _names(self._guards), error, meanwhile)
         self._failures += 1
-        return PASS if fail_open else UNAVAILABLE
+        return PASS if fail_open else Verdict(*fields.unavailable(guard for guard, _ in asked))
 
     def _recovered(self) -> None:
         log.warning("%s: the store answers again, after %d requests", _names(self._guards), self._failures)
@@ -201,6 +210,7 @@ def _check_guards(guards: Sequence[Guard]) -> None:
                 f"two guards are named {guard.name!r} (letter case doesn't matter): clients tell them apart by it"
             )
         names.add(guard.name.lower())
+    fields.check_dialects(guards)
     if not names:
         raise ConfigError('nothing is limited without a guard, such as Guard("per-ip", "10/minute")')
 

@@ -33,6 +33,8 @@ class Store(Protocol):
     A store may also have `atake`, `apeek`, `areset` and `atake_all`, coroutines with the same parameters (`BaseStore`
     makes them). Async servers call the plain methods of one without them in threads (`coroutine_of`), so that a store
     that blocks stops no other request.
+
+    And it may have a `secret`: 16 to 64 bytes that all its processes share, for `Guard(…, partition=True)`.
     """
 
     def take(self, policy: Policy, key: str | bytes, cost: int = 1, *, now_us: int | None = None) -> Decision:

@@ -35,6 +35,11 @@ class LocalStore(BaseStore):
     def __repr__(self) -> str:
         return f"LocalStore({self.table!r}, {self.sqlite!r})"
 
+    @property
+    def secret(self) -> bytes:
+        """The table's."""
+        return self.table.secret
+
     def take(self, policy: Policy, key: str | bytes, cost: int = 1, *, now_us: int | None = None) -> Decision:
         """See `Store.take`."""
         return self._store(policy).take(policy, key, cost, now_us=now_us)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -48,6 +49,7 @@ class MemoryStore(BaseStore):
 
     def __init__(self, *, clock: Callable[[], int] | None = None) -> None:
         self._clock = steady_clock() if clock is None else clock
+        self.secret = secrets.token_bytes(32)  # for `Guard(…, partition=True)`
         self._lock = threading.Lock()
         self._closed = False
         self._entries: dict[_Identity, _Entry] = {}

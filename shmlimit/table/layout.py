@@ -93,6 +93,12 @@ def write_header(mapping: mmap, slots: int, secret: bytes, clock_offset_us: int)
     _MAGIC.pack_into(mapping, 0, MAGIC)
 
 
+def read_secret(mapping: mmap) -> bytes:
+    """The secret of the table in `mapping`: 16 bytes."""
+    secret: bytes = _HEADER.unpack_from(mapping, 0)[5]
+    return secret
+
+
 def is_half_made(mapping: mmap) -> bool:
     """Whether a maker died before the header was complete. It had marked the segment before it gave it a size."""
     return mapping[: _MAGIC.size] == MAKING_BYTES

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import logging
 import os
 import secrets
@@ -266,6 +267,14 @@ class SharedTable:
         expired slots that were given to another key; `contended`, swaps that were lost to another and tried again.
         """
         return layout.read_counters(self._opened()[0].mapping)
+
+    @property
+    def secret(self) -> bytes:
+        """32 bytes that the processes of this table share, for `Guard(…, partition=True)`: the same while the table is
+        there, also after a restart. Not the secret that keys the fingerprints.
+        """
+        secret = layout.read_secret(self._opened()[0].mapping)
+        return hashlib.blake2b(key=secret, digest_size=32, person=b"shmlimit secret").digest()
 
     @property
     def slots(self) -> np.ndarray[Any, Any]:
