@@ -18,6 +18,7 @@ from __future__ import annotations
 import enum
 import logging
 import re
+import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias, overload
 
@@ -70,6 +71,7 @@ _NOT_PUBLIC = networks(
 )
 _NAT64 = bytes.fromhex("0064ff9b") + bytes(8)
 _6TO4 = bytes.fromhex("2002")
+_four_groups = struct.Struct("!4H").unpack_from
 
 # How a key of `join` begins, or all of it where every part is missing.
 _JOINED = re.compile(r"-*(?:[0-9]+:|\Z)")
@@ -158,7 +160,8 @@ class _Field:
             headers = carrier.get("headers", ())
             if not isinstance(headers, _AGAIN) or (headers and not isinstance(headers[0], _AGAIN)):
                 headers = carrier["headers"] = [tuple(header) for header in headers]
-            return [value.decode("latin-1") for name, value in headers if name.lower() == self.wire]
+            wire = self.wire  # ASGI has names in lower case
+            return [value.decode("latin-1") for name, value in headers if name == wire]
         return () if value is None else (value,)
 
 
@@ -171,11 +174,12 @@ _X_FORWARDED_FOR = _Field("x-forwarded-for")
 class _Prefixes:
     """From the bytes of an address to its key: `ip:` and a whole address, or `net:` and a network."""
 
-    __slots__ = ("_v4", "_v6")
+    __slots__ = ("_is_64", "_v4", "_v6")
 
     def __init__(self, v4_prefix: int, v6_prefix: int) -> None:
         self._v4 = _mask("v4_prefix", v4_prefix, 32)
         self._v6 = _mask("v6_prefix", v6_prefix, 128)
+        self._is_64 = v6_prefix == 64
 
     def key(self, packed: bytes) -> str:
         if len(packed) == 16:
@@ -184,6 +188,8 @@ class _Prefixes:
                 inner = packed[2:6]
             elif packed.startswith(_NAT64):
                 inner = packed[12:]
+            elif self._is_64:
+                return _cut_64(packed)
             else:
                 return _cut(packed, *self._v6)
             if _NOT_PUBLIC.covers(inner):
@@ -203,6 +209,14 @@ def _cut(packed: bytes, mask: int, suffix: str) -> str:
     if not suffix:
         return "ip:" + write(packed)
     return "net:" + write((int.from_bytes(packed, "big") & mask).to_bytes(len(packed), "big")) + suffix
+
+
+def _cut_64(packed: bytes) -> str:
+    """PERF: what `_cut` says of a /64, in a third of the time: the zeros at the end are the longest run."""
+    groups = "{:x}:{:x}:{:x}:{:x}".format(*_four_groups(packed))
+    while groups.endswith(":0"):
+        groups = groups[:-2]
+    return f"net:{groups}::/64" if groups != "0" else "net:::/64"
 
 
 def address_key(text: str | None, v4_prefix: int = 32, v6_prefix: int = 64) -> str:
