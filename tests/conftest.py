@@ -47,6 +47,21 @@ def name() -> Iterator[str]:
         remove(name)
 
 
+@pytest.fixture(scope="session")
+def new_name() -> Iterator[Callable[[], str]]:
+    """Makes names like `name`, for what lives longer than a test."""
+    names: list[str] = []
+
+    def new_name() -> str:
+        names.append(f"{TAG}{secrets.token_hex(5)}")
+        return names[-1]
+
+    yield new_name
+    for name in names:
+        with contextlib.suppress(TableNotFoundError):
+            remove(name)
+
+
 @pytest.fixture
 def table(name: str) -> Iterator[SharedTable]:
     """A new table of 1,024 slots."""

@@ -51,7 +51,9 @@ def install(
     Nothing is opened here, so `--check-config` leaves nothing behind. A HUP doesn't open the table again: another name,
     size or file needs a restart, and a warning says so.
 
-    Raises `ConfigError` for what can't work. A table that can't be opened stops the server at its start.
+    Raises `ConfigError` for what can't work. A table that can't be opened stops the server at its start, and so do
+    settings with which gunicorn itself tells wrong client addresses: the PROXY protocol in gthread workers that keep
+    connections (at a HUP those are an error in the log).
     """
     if not isinstance(namespace, MutableMapping):
         raise ConfigError(f"install needs the configuration's namespace: install(globals()), not {namespace!r}")
@@ -61,10 +63,15 @@ def install(
     theirs = {hook: _user_hook(namespace, hook) for hook in ("when_ready", "on_reload")}
 
     def when_ready(server: Any) -> None:
+        if wrong := _wrong_addresses(server.cfg):
+            server.log.critical("shmlimit: %s", wrong)
+            sys.exit(1)
         _start(server, wanted)
         theirs["when_ready"](server)
 
     def on_reload(server: Any) -> None:
+        if wrong := _wrong_addresses(server.cfg):
+            server.log.error("shmlimit: %s", wrong)
         if _running != wanted:
             server.log.warning("shmlimit: %s; restart the server to use %s", _state(), wanted)
         theirs["on_reload"](server)
@@ -90,6 +97,25 @@ def _start(server: Any, wanted: _Settings) -> None:
     _gate.bind(store)
     _running = wanted
     server.log.info("shmlimit: workers share the table %r", wanted.name)
+
+
+def _wrong_addresses(config: Any) -> str | None:
+    """What to say of settings with which `REMOTE_ADDR` isn't the client's; `None` where it is.
+
+    APPSEC: one client could spend the quota of all behind the proxy. gunicorn's other workers hand the line's address
+    on to all requests of a connection (its issue 899); ThreadWorker, as of 27.0, doesn't.
+    """
+    if config.proxy_protocol == "off" or not config.keepalive:
+        return None
+    from gunicorn.workers.gthread import ThreadWorker
+
+    if not issubclass(config.worker_class, ThreadWorker):
+        return None
+    return (
+        "with gthread workers the address in a PROXY protocol line holds for the first request of a connection only; "
+        "later ones seem to come from the proxy, so all its clients would share one limit. "
+        "Set keepalive = 0 (--keep-alive 0), or take another worker class"
+    )
 
 
 def _open(name: str, slots: int, sqlite: str | None) -> Store:

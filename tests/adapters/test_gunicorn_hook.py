@@ -66,7 +66,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 @pytest.fixture
 def server() -> Any:
-    return types.SimpleNamespace(log=logging.getLogger("gunicorn.error"))
+    return types.SimpleNamespace(log=logging.getLogger("gunicorn.error"), cfg=Config())
 
 
 def load(namespace: dict[str, Any]) -> Config:
@@ -274,6 +274,41 @@ def test_a_table_that_cannot_be_opened_ends_the_server(
     assert stopped.value.code == 1
     assert f"shmlimit: can't open the table 'a': {error}" in caplog.text
     assert (calls, _gate.bound_store()) == ([], None)
+
+
+@pytest.mark.parametrize(
+    ("settings", "wrong"),
+    [
+        ({}, False),
+        ({"worker_class": "gthread"}, False),
+        ({"worker_class": "gthread", "proxy_protocol": "v1"}, True),
+        ({"threads": 2, "proxy_protocol": "auto"}, True),  # gunicorn makes sync workers with threads gthread
+        ({"worker_class": "gthread", "proxy_protocol": "v1", "keepalive": 0}, False),
+        ({"worker_class": "sync", "proxy_protocol": "v2"}, False),
+        ({"worker_class": "asgi", "proxy_protocol": "v1"}, False),
+    ],
+    ids=str,
+)
+def test_settings_that_tell_wrong_addresses_end_the_server(
+    opened: list[tuple[Any, ...]], server: Any, caplog: pytest.LogCaptureFixture, settings: dict[str, Any], wrong: bool
+) -> None:
+    """The PROXY protocol in gthread workers that keep connections: no start, with advice; at a HUP an error."""
+    namespace: dict[str, Any] = {}
+    hook.install(namespace, name="a")
+    for setting, value in settings.items():
+        server.cfg.set(setting, value)
+    advice = "Set keepalive = 0 (--keep-alive 0), or take another worker class"
+    if wrong:
+        with pytest.raises(SystemExit) as stopped:
+            load(namespace).when_ready(server)
+        assert (stopped.value.code, opened) == (1, [])
+        assert advice in caplog.text
+        caplog.clear()
+    else:
+        load(namespace).when_ready(server)
+    load(namespace).on_reload(server)
+    levels = [record.levelname for record in caplog.records if advice in record.message]
+    assert levels == (["ERROR"] if wrong else [])
 
 
 def test_the_default_name(opened: list[tuple[Any, ...]], server: Any) -> None:

@@ -7,11 +7,9 @@ stops the others (SIGSTOP) for as long as one worker accepts a connection.
 from __future__ import annotations
 
 import contextlib
-import http.client
-import json
+import functools
 import os
 import random
-import re
 import shlex
 import signal
 import socket
@@ -22,11 +20,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, NoReturn, TypeAlias, TypeVar
+
+import pytest
+
+from tests.live.connection import PATIENCE_S, Answer, Connection, Fields
 
 ROOT = Path(__file__).parents[2]
 SHM = Path("/dev/shm")
-PATIENCE_S = 60.0
 
 Found = TypeVar("Found")
 
@@ -119,63 +120,6 @@ def mapped_segments(pid: int) -> set[tuple[str, int]]:
 # -- Requests ---------------------------------------------------------------------------------------------------------
 
 
-class Answer(NamedTuple):
-    """A response; `worker` is the pid that the application tells, `remaining` the draft's `r`."""
-
-    status: int
-    worker: int | None
-    remaining: int | None
-    fields: dict[str, str]
-    body: bytes
-
-    @property
-    def retry_after(self) -> int:
-        """Seconds to wait."""
-        return int(self.fields["retry-after"])
-
-
-class Connection:
-    """A connection to the server, opened again where the server has closed it, as sync workers do after each answer.
-
-    A request is sent in two parts: a worker that has accepted the first waits for the second.
-    """
-
-    def __init__(self, port: int) -> None:
-        self._port = port
-        self.own_port = 0
-        self._socket: socket.socket | None = None
-
-    def begin(self, path: str = "/", fields: dict[str, str] | None = None) -> None:
-        """Sends a request but for its last line."""
-        if self._socket is None:
-            self._socket = socket.create_connection(("127.0.0.1", self._port), timeout=PATIENCE_S)
-            self.own_port = self._socket.getsockname()[1]
-        lines = [f"GET {path} HTTP/1.1", "Host: test", *(f"{name}: {value}" for name, value in (fields or {}).items())]
-        self._socket.sendall("\r\n".join([*lines, ""]).encode())
-
-    def finish(self) -> Answer:
-        """Sends the last line and reads the response."""
-        assert self._socket is not None
-        self._socket.sendall(b"\r\n")
-        response = http.client.HTTPResponse(self._socket)
-        with response:
-            response.begin()
-            body = response.read()
-            fields = {name.lower(): value for name, value in response.getheaders()}
-        if response.will_close:
-            self.close()
-        is_json = response.status == 200 and fields["content-type"] == "application/json"
-        worker = json.loads(body).get("worker") if is_json else None
-        remaining = re.search(r";r=(\d+)", fields.get("ratelimit", ""))
-        return Answer(response.status, worker, int(remaining[1]) if remaining else None, fields, body)
-
-    def close(self) -> None:
-        """Closes it, if it is open."""
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
-
-
 class Burst(NamedTuple):
     """What many requests at once got: a list of answers for each connection, in order, and how long it took."""
 
@@ -206,6 +150,7 @@ class Server:
 
     `directory` is where it works and keeps its files. What `environ` has goes over this process's environment. Port and
     number of workers are given in GUNICORN_CMD_ARGS, which goes over the configuration file; `arguments` go over both.
+    `binds` are more places where it listens.
     """
 
     def __init__(
@@ -216,6 +161,7 @@ class Server:
         port: int,
         workers: int,
         environ: Mapping[str, str],
+        binds: Sequence[str] = (),
         launcher: Sequence[str] = (sys.executable, "-m", "gunicorn"),
     ) -> None:
         self.port = port
@@ -223,6 +169,7 @@ class Server:
         self._log = directory / f"{stem}.log"
         self._pidfile = directory / f"{stem}.pid"
         own = ["--bind", f"127.0.0.1:{port}", "--workers", str(workers), "--pid", str(self._pidfile)]
+        own += [option for bind in binds for option in ("--bind", bind)]
         kept = {name: text for name, text in os.environ.items() if not name.startswith(("GUNICORN_", "SHMLIMIT_"))}
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         # A worker that is just booting can miss a TERM; gunicorn kills it after the graceful timeout, 30 s by default.
@@ -343,13 +290,13 @@ class Server:
             for pid in others:
                 kill(pid, signal.SIGCONT)
 
-    def get(self, path: str = "/", fields: dict[str, str] | None = None) -> Answer:
+    def get(self, path: str = "/", fields: Fields | None = None) -> Answer:
         """A request to whoever accepts it."""
         with contextlib.closing(Connection(self.port)) as connection:
             connection.begin(path, fields)
             return connection.finish()
 
-    def ask(self, worker: int, path: str = "/", fields: dict[str, str] | None = None) -> Answer:
+    def ask(self, worker: int, path: str = "/", fields: Fields | None = None) -> Answer:
         """A request that this worker answers; `ProcessLookupError` if it ends before it has accepted it."""
         with contextlib.closing(Connection(self.port)) as connection:
             with self.only(worker):
@@ -396,7 +343,7 @@ class Server:
                 answers = list(pool.map(send, lines))
         return Burst(answers, max(times) - min(times))
 
-    def _deal(self, connection: Connection, worker: int, path: str, fields: dict[str, str] | None) -> None:
+    def _deal(self, connection: Connection, worker: int, path: str, fields: Fields | None) -> None:
         def accepted() -> bool:
             if process(worker).state in "ZX":
                 raise ProcessLookupError(worker)
@@ -435,3 +382,54 @@ class Count:
 
 Serve: TypeAlias = Callable[..., Server]
 """What the fixture `serve` gives: see conftest.py."""
+
+
+def missing(message: str) -> NoReturn:
+    """Ends a test for which something isn't there: skipped, but a failure in CI."""
+    pytest.fail(message) if os.environ.get("CI") else pytest.skip(message)
+
+
+@contextlib.contextmanager
+def serving(name: str, directory: Path) -> Iterator[Serve]:
+    """What `serve` gives, for a table `name` and servers that work in `directory`."""
+    with contextlib.ExitStack() as stack:
+        yield functools.partial(_start, stack, name, home=directory)
+
+
+def _start(
+    stack: contextlib.ExitStack,
+    name: str,
+    *arguments: str,
+    home: Path,
+    app: str = "shmlimit.demo:app",
+    code: str | None = None,
+    config: str | None = None,
+    workers: int = 4,
+    port: int | None = None,
+    binds: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+    launcher: Sequence[str] = (sys.executable, "-m", "gunicorn"),
+    directory: Path | None = None,
+    ready: bool = True,
+) -> Server:
+    directory = directory or home
+    config_path = ROOT / "gunicorn_conf.py"
+    if config is not None:
+        config_path = directory / "conf.py"
+        config_path.write_text(config)
+    if code is not None:
+        app = "live_app:app"
+        (directory / "live_app.py").write_text(code)
+    server = Server(
+        directory,
+        ["-c", str(config_path), *arguments, app],
+        port=free_port() if port is None else port,
+        workers=workers,
+        environ={"SHMLIMIT_NAME": name, **(environ or {})},
+        binds=binds,
+        launcher=launcher,
+    )
+    stack.callback(server.clean_up)
+    if ready:
+        server.wait_ready(workers)
+    return server
