@@ -80,6 +80,11 @@ class FallbackStore(BaseStore):
         return f"FallbackStore({self.primary!r}, {self.secondary!r})"
 
     @property
+    def secret(self) -> bytes | None:
+        """The second store's, or else the first's: the same whichever answers."""
+        return getattr(self.secondary, "secret", None) or getattr(self.primary, "secret", None)
+
+    @property
     def outage(self) -> str | None:
         """Why the second store answers at present; `None` while the first does."""
         down = self._down

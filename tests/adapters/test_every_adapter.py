@@ -329,13 +329,8 @@ def test_fields_of_the_application_give_way(adapter: Adapter, ask: Callable[...,
     assert dict(answer.headers)["x-own"] == "yes"
 
 
-@pytest.mark.parametrize(
-    ("headers", "left"),
-    [("draft", "x-ratelimit-limit"), ("legacy", "ratelimit-limit"), ("both", None), ("draft-7", None)],
-)
-def test_one_generation_in_a_response(
-    adapter: Adapter, ask: Callable[..., Any], headers: str, left: str | None
-) -> None:
+@pytest.mark.parametrize("headers", ["draft", "legacy", "both", "draft-7"])
+def test_one_generation_in_a_response(adapter: Adapter, ask: Callable[..., Any], headers: str) -> None:
     """Whatever generation an inner limiter wrote, its fields give way as a whole to the outer one's."""
     inner = [("RateLimit-Limit", "7"), ("X-RateLimit-Limit", "7"), ("X-RateLimit-Used", "3")]
     limits = ask(adapter.make(a(headers=headers), store=ToldStore(OK), headers=inner)).limits

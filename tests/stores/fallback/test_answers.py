@@ -16,6 +16,14 @@ from tests.stores.fallback.conftest import MANY, OTHER, T0, TEN, Bare, Clock, Do
 # ---- who answers -----------------------------------------------------------------------------------------------------
 
 
+def test_secret_is_the_same_in_an_outage(store: FallbackStore, first: Fast) -> None:
+    """The second store's, if it has one: clients see one `pk` whichever of the two answers."""
+    assert store.secret is None
+    one, other = MemoryStore(), MemoryStore()
+    assert FallbackStore(first, one).secret == FallbackStore(one, first).secret == one.secret
+    assert FallbackStore(other, one).secret == one.secret
+
+
 def test_first_answers_while_it_can(store: FallbackStore, first: Fast, second: Double) -> None:
     """The second isn't asked, but to forget a key."""
     assert store.take(TEN, "k", 3, now_us=T0) == TEN.simulate([(T0, 3)])[0]
