@@ -9,9 +9,9 @@ from typing import Any
 import falcon
 
 from shmlimit.adapters._gate import below_mount, families
-from shmlimit.fields import PROBLEM, Fields, Limit
+from shmlimit.adapters._outcome import Outcome
+from shmlimit.fields import PROBLEM, Fields
 from shmlimit.guard import Verdict
-from shmlimit.policies.base import Decision
 
 _ATTRIBUTE = "_shmlimit_seen"
 
@@ -45,11 +45,17 @@ class _Unavailable(_Refusal, falcon.HTTPServiceUnavailable):
 _ERRORS: dict[int, Callable[..., _Refusal]] = {403: _Forbidden, 429: RateLimited, 503: _Unavailable}
 
 
-class Seen(list[tuple[Limit, Decision]]):
-    """The trail of a request; `fields` is what its response says of it."""
+class Seen(Outcome):
+    """The outcome of a request, which its handlers find as `req.context.ratelimit`; `fields` is what its response says
+    of it.
+    """
 
-    fields: Fields | tuple[()] = ()
-    problem: bytes | None = None
+    __slots__ = ("fields", "problem")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fields: Fields | tuple[()] = ()
+        self.problem: bytes | None = None
 
     @classmethod
     def of(cls, req: Any, slot: str | None = None) -> Seen:
@@ -58,6 +64,10 @@ class Seen(list[tuple[Limit, Decision]]):
         if seen is None:
             seen = cls()
             setattr(req, _ATTRIBUTE, seen)
+            try:
+                req.context.ratelimit = seen
+            except AttributeError:  # an application may have chosen a dict
+                req.context["ratelimit"] = seen
         elif slot:
             seen = cls()
         if slot:
@@ -76,10 +86,27 @@ class Seen(list[tuple[Limit, Decision]]):
             # NOTE: set here as well, an error handler of the application that answers by itself needn't know of them.
             resp.set_headers(headers)
         self.problem = verdict.body if ("Content-Type", PROBLEM) in verdict.fields else None
+        raise self._error(verdict, headers)
+
+    def _error(self, verdict: Verdict, headers: Fields) -> _Refusal:
+        assert verdict.status is not None
         says = json.loads(self.problem)["detail"] if self.problem else verdict.body.decode().strip()
         error = _ERRORS[verdict.status](headers=headers, description=says)
         error.problem = self.problem
-        raise error
+        return error
+
+    def settled(self, resp: Any, verdict: Verdict) -> None:
+        """After what the response consumes was charged. Where that failed, the answer is a 503 instead: nothing has
+        been sent yet.
+        """
+        if verdict.status is None:
+            self.fields = verdict.fields or self.fields
+            return
+        resp.status = verdict.status
+        resp.stream = resp.media = None
+        resp.data, resp.text = None, verdict.body.decode()
+        resp.set_headers(verdict.fields)
+        self.fields, self.problem = (), None
 
     def write(self, resp: Any) -> None:
         """Put the fields over what the application set."""
@@ -92,6 +119,13 @@ class Seen(list[tuple[Limit, Decision]]):
         # NOTE: the serializer of errors names its JSON after it has asked for it. Another body is the application's.
         if self.problem is not None and resp is not None and resp.data is self.problem:
             resp.content_type = PROBLEM
+
+
+def status_of(resp: Any, error: Exception | None = None) -> int:
+    """The status of a response as the responder left it; 500 for an exception that only a handler of errors knows."""
+    if error is not None:
+        return error.status_code if isinstance(error, falcon.HTTPError | falcon.HTTPStatus) else 500
+    return resp.status_code if isinstance(resp, falcon.Response) else 101  # a WebSocket has had its handshake
 
 
 def path_of(req: Any) -> str:

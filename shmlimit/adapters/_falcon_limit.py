@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from falcon.constants import COMBINED_METHODS
 
-from shmlimit.adapters._falcon import Seen, path_of
+from shmlimit.adapters._falcon import Seen, path_of, status_of
 from shmlimit.adapters._gate import Gate
 from shmlimit.errors import ConfigError
 from shmlimit.guard import Guard, KeyFunction
@@ -86,6 +86,13 @@ def _limited(responder: Any, gate: Gate) -> Any:
             seen.go_on(resp, await gate.acheck(req.method, path_of(req), req, seen))
             try:
                 await responder(self, req, resp, *args, **kwargs)
+            except Exception as error:
+                if seen.pending:
+                    seen.go_on(resp, await gate.asettle(seen, status_of(resp, error)))
+                raise
+            else:
+                if seen.pending:
+                    seen.go_on(resp, await gate.asettle(seen, status_of(resp)))
             finally:
                 seen.write(resp)
 
@@ -97,6 +104,13 @@ def _limited(responder: Any, gate: Gate) -> Any:
             seen.go_on(resp, gate.check(req.method, path_of(req), req, seen))
             try:
                 responder(self, req, resp, *args, **kwargs)
+            except Exception as error:
+                if seen.pending:
+                    seen.go_on(resp, gate.settle(seen, status_of(resp, error)))
+                raise
+            else:
+                if seen.pending:
+                    seen.go_on(resp, gate.settle(seen, status_of(resp)))
             finally:
                 seen.write(resp)
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar
 
 from shmlimit import fields
+from shmlimit.adapters._outcome import Asked, Outcome, Refusals
+from shmlimit.adapters._phases import Answers, after, arun, before, run
 from shmlimit.errors import ConfigError, StoreError
 from shmlimit.guard import Guard, KeyFunction, Verdict
 from shmlimit.keys import DENY, client_ip, needs_route
@@ -37,12 +40,10 @@ FIRST: Final = 0
 ROUTED: Final = 1
 """The two steps of a gate: before routing, and after it."""
 
-T = TypeVar("T")
-Trail: TypeAlias = "list[tuple[fields.Limit, Decision]]"
-"""The guards that a request has passed, or been refused by, each with what its store decided."""
+Refuse: TypeAlias = Callable[[Any, Verdict], Verdict]
+"""Request and refusal -> what is answered."""
 
-Asked: TypeAlias = "tuple[Guard, tuple[Policy, str | bytes, int]]"
-"""A guard that applies, and what it charges: policy, key and cost."""
+T = TypeVar("T")
 
 _bound: Store | None = None
 
@@ -62,14 +63,27 @@ class Gate:
     """Guards, their keys and their store: `check` (or `acheck`) turns the facts of a request into a verdict.
 
     All guards that apply to a request are decided in one step, all or nothing. Where the adapter has a router
-    (`routed=True`), those whose key needs the route are a second such step, `ROUTED`, after the first. A `trail`
-    collects what was decided, and the fields of a verdict are those of all its guards, in their order here.
+    (`routed=True`), those whose key needs the route are a second such step, `ROUTED`, after the first. The request's
+    `Outcome` collects what was decided, and the fields of a verdict are those of all its guards, in their order here.
+    Where it has something `pending`, the adapter calls `settle` (or `asettle`) with the status of the response.
 
     Without a store of its own it takes the bound one at the first request that is limited, not before: with gunicorn's
     `--preload` the application is made before the table is.
     """
 
-    __slots__ = ("_atake", "_atake_all", "_denied", "_failures", "_guards", "_places", "_steps", "_store", "routed")
+    __slots__ = (
+        "_atake",
+        "_atake_all",
+        "_denied",
+        "_failures",
+        "_guards",
+        "_places",
+        "_plain",
+        "_refusals",
+        "_steps",
+        "_store",
+        "routed",
+    )
 
     def __init__(
         self, guards: tuple[Guard, ...], store: Store | None, key: KeyFunction | None, *, routed: bool = False
@@ -82,48 +96,75 @@ class Gate:
         later = [pair for pair in keyed if routed and needs_route(pair[1])]
         self._guards = guards
         self._places = {guard.name: place for place, guard in enumerate(guards)}
+        self._plain = not any(guard.shadow or guard.consume_on for guard in guards)
         self._denied = Verdict(*fields.denied(guards))
         self._steps = [pair for pair in keyed if pair not in later], later
         self.routed = bool(later)
         self._failures = 0
+        self._refusals = Refusals()
         self._store: Store | None = None
         self._atake: Callable[..., Awaitable[Decision]]
         self._atake_all: Callable[..., Awaitable[list[Decision]]]
         if store is not None:
             self._use(store)
 
-    def check(self, method: str, path: str, request: Any, trail: Trail | None = None, step: int = FIRST) -> Verdict:
+    def check(self, method: str, path: str, request: Any, outcome: Outcome | None = None, step: int = FIRST) -> Verdict:
         """The verdict; `path` is decoded and without the mount point, `request` is what the key callables get."""
         asked = self._who(method, path, request, step)
         if isinstance(asked, Verdict):
             return asked
         store = self._use(_bound) if self._store is None else self._store
         try:
+            if not self._plain:
+                return self._answer(run(before(asked), partial(getattr, store)), outcome, step)
             if len(asked) == 1:
                 decisions = [store.take(*asked[0][1])]
             else:
                 decisions = store.take_all([charge for _, charge in asked])
         except StoreError as error:
             return self._failed(error, asked)
-        return self._verdict(asked, decisions, trail, step)
+        if self._failures:
+            self._recovered()
+        return self._verdict(asked, decisions, outcome, step)
 
     async def acheck(
-        self, method: str, path: str, request: Any, trail: Trail | None = None, step: int = FIRST
+        self, method: str, path: str, request: Any, outcome: Outcome | None = None, step: int = FIRST
     ) -> Verdict:
         """`check` for an event loop: through the store's coroutines, or in a thread where it has none."""
         asked = self._who(method, path, request, step)
         if isinstance(asked, Verdict):
             return asked
-        if self._store is None:
-            self._use(_bound)
+        store = self._use(_bound) if self._store is None else self._store
         try:
+            if not self._plain:
+                return self._answer(await arun(before(asked), partial(coroutine_of, store)), outcome, step)
             if len(asked) == 1:
                 decisions = [await self._atake(*asked[0][1])]
             else:
                 decisions = await self._atake_all([charge for _, charge in asked])
         except StoreError as error:
             return self._failed(error, asked)
-        return self._verdict(asked, decisions, trail, step)
+        if self._failures:
+            self._recovered()
+        return self._verdict(asked, decisions, outcome, step)
+
+    def settle(self, outcome: Outcome, status: int) -> Verdict:
+        """After the response of an outcome with something pending: charge what it consumes. The verdict has the fields
+        as they are then; it is a refusal (503) where the store fails and the guards are closed.
+        """
+        pending = outcome.pending.pop(self, [])
+        try:
+            return self._settled(run(after(pending, status), partial(getattr, self._store)), outcome)
+        except StoreError as error:
+            return self._failed(error, pending)
+
+    async def asettle(self, outcome: Outcome, status: int) -> Verdict:
+        """`settle` for an event loop."""
+        pending = outcome.pending.pop(self, [])
+        try:
+            return self._settled(await arun(after(pending, status), partial(coroutine_of, self._store)), outcome)
+        except StoreError as error:
+            return self._failed(error, pending)
 
     def _who(self, method: str, path: str, request: Any, step: int) -> list[Asked] | Verdict:
         """The guards that apply, each with what it charges, or the verdict where no store is asked."""
@@ -132,67 +173,125 @@ class Gate:
         for guard, key in self._steps[step]:
             if guard.exempt(method, path):
                 continue
+            policy = guard.policy or guard.policy_of(request)
+            if policy is None:
+                continue
             if key is not last:  # PERF: guards side by side often share a key
                 last, who = key, key(request)
             if who is not None:
                 guard.check_key(who)
-                if who is DENY:
+                if guard.allow_keys and who in guard.allow_keys:
+                    continue
+                if who is DENY or (guard.deny_keys and who in guard.deny_keys):
+                    if guard.shadow:
+                        continue
                     return self._denied
-                asked.append((guard, (guard.policy, who, guard.units(request))))
+                asked.append((guard, (policy, who, guard.units(request))))
         return asked or PASS
 
-    def _verdict(self, asked: list[Asked], decisions: list[Decision], trail: Trail | None, step: int) -> Verdict:
-        if self._failures:
-            self._recovered()
-        entries: Trail
+    def _verdict(self, asked: list[Asked], decisions: list[Decision], outcome: Outcome | None, step: int) -> Verdict:
         if len(asked) == 1:  # PERF: nearly every request; what is below takes three times as long.
-            guard, (_, key, _) = asked[0]
-            limit = self._shown(guard, key) if guard.partition else guard
+            guard, (policy, key, _) = asked[0]
+            limit = guard if policy is guard.policy and not guard.partition else self._shown(guard, key, policy)
             entries, allowed = [(limit, decisions[0])], decisions[0].allowed
         else:
-            limits = [self._shown(guard, key) for guard, (_, key, _) in asked]
+            limits = [self._shown(guard, key, policy) for guard, (policy, key, _) in asked]
             entries, allowed = list(zip(limits, decisions, strict=True)), all(decisions)
-        if trail is not None:
-            if trail and step == FIRST:  # what another limiter decided; those of this one go together
-                fields.check_dialects(limit for limit, _ in (*trail, *entries))
-            trail += entries
+        if not allowed or self._refusals:
+            self._log(zip(asked, decisions, strict=True))
+        if outcome is not None:
+            if outcome.entries and step == FIRST:  # what another limiter decided; those of this one go together
+                fields.check_dialects(limit for limit, _ in (*outcome.entries, *entries))
+            outcome.entries += entries
             if step == ROUTED:
-                trail.sort(key=lambda entry: self._places[entry[0].name])
-            entries = trail
+                outcome.entries.sort(key=lambda entry: self._places[entry[0].name])
+            entries = outcome.entries
         now_us = time.time_ns() // 1000
         if allowed:
             return Verdict(None, fields.response_fields(entries, now_us))
         return Verdict(*fields.too_many(entries, now_us))
 
+    def _answer(self, answers: Answers, outcome: Outcome | None, step: int) -> Verdict:
+        """The verdict after several questions."""
+        if outcome is None:
+            outcome = Outcome()
+        if answers.pending:
+            outcome.pending.setdefault(self, []).extend(answers.pending)
+        for (guard, (policy, key, _)), decision in answers.shadows:
+            outcome.shadows.append((self._shown(guard, key, policy), decision))
+        if answers.shadows:
+            self._log(answers.shadows)
+        if answers.error is not None:
+            self._fail(answers.error, "what shadow guards would refuse isn't known")
+        elif self._failures:
+            self._recovered()
+        if not answers.firm:
+            return PASS if not outcome.entries else self._fields(outcome)
+        asked, decisions = zip(*answers.firm, strict=True)
+        return self._verdict(list(asked), list(decisions), outcome, step)
+
+    def _settled(self, answers: Answers, outcome: Outcome) -> Verdict:
+        for (guard, _), decision in answers.firm:
+            # The response is the application's, whatever was left: a quota that others have spent meanwhile shows as
+            # spent, and refuses the next.
+            outcome.replace(guard.name, decision._replace(allowed=True, retry_after_us=0))
+        self._log(answers.firm)
+        return self._fields(outcome)
+
+    def _fields(self, outcome: Outcome) -> Verdict:
+        return Verdict(None, fields.response_fields(outcome.entries, time.time_ns() // 1000))
+
+    def _log(self, decided: Iterable[tuple[Asked, Decision]]) -> None:
+        secret = getattr(self._store, "secret", None)
+        for (guard, charge), decision in decided:
+            if not decision.allowed:
+                self._refusals.refused(guard, charge, decision, secret)
+            elif self._refusals:
+                self._refusals.allowed(guard, charge, secret)
+
     def _use(self, store: Store | None) -> Store:
         if store is None:
             raise ConfigError(UNBOUND)
         check_store(store)
-        if max(map(len, self._steps)) > 1 and not callable(getattr(store, "take_all", None)):
-            raise ConfigError(
-                f"{type(store).__name__} has no take_all, so it can't decide {_names(self._guards)} all or nothing: "
-                "give one guard, or a store that has it"
-            )
+        for method, what, instead in self._needed():
+            if not callable(getattr(store, method, None)):
+                raise ConfigError(
+                    f"{type(store).__name__} has no {method}, so it can't decide {_names(self._guards)} {what}: "
+                    f"{instead}, or a store that has it"
+                )
         for guard in self._guards:
             guard.shown_to(b"", getattr(store, "secret", None))  # raises where there is none
-            check_policy(store, guard.policy, repr(guard), NO_FILE if store is _bound else "Choose another one")
+            if guard.policy is not None:
+                check_policy(store, guard.policy, repr(guard), NO_FILE if store is _bound else "Choose another one")
         self._atake = coroutine_of(store, "take")
         if callable(getattr(store, "take_all", None)):
             self._atake_all = coroutine_of(store, "take_all")
         self._store = store
         return store
 
-    def _shown(self, guard: Guard, key: str | bytes) -> fields.Limit:
-        return guard.shown_to(key, getattr(self._store, "secret", None))
+    def _needed(self) -> Iterator[tuple[str, str, str]]:
+        """What these guards need of a store beside `take`: the method, for what, and what would do without it."""
+        at_once = [sum(not guard.shadow and guard.consume_on is None for guard, _ in step) for step in self._steps]
+        if max(at_once) > 1:
+            yield "take_all", "all or nothing", "give one guard"
+        if any(guard.consume_on for guard in self._guards):
+            yield "peek", "by the response", "leave consume_on out"
+
+    def _shown(self, guard: Guard, key: str | bytes, policy: Policy) -> fields.Limit:
+        return guard.shown_to(key, getattr(self._store, "secret", None), policy)
 
     def _failed(self, error: StoreError, asked: list[Asked]) -> Verdict:
-        """The verdict without a decision. Logged when failures begin and when they end, not once a request."""
-        fail_open = all(guard.fail_open for guard, _ in asked)
+        """The verdict without a decision."""
+        firm = [guard for guard, _ in asked if not guard.shadow]
+        fail_open = all(guard.fail_open for guard in firm)
+        self._fail(error, "requests pass unlimited" if fail_open else "requests are answered with 503")
+        return PASS if fail_open else Verdict(*fields.unavailable(firm))
+
+    def _fail(self, error: StoreError, meanwhile: str) -> None:
+        """Logged when failures begin and when they end, not once a request."""
         if not self._failures:
-            meanwhile = "requests pass unlimited" if fail_open else "requests are answered with 503"
             log.error("%s: the store failed (%s); %s until it answers again", _names(self._guards), error, meanwhile)
         self._failures += 1
-        return PASS if fail_open else Verdict(*fields.unavailable(guard for guard, _ in asked))
 
     def _recovered(self) -> None:
         log.warning("%s: the store answers again, after %d requests", _names(self._guards), self._failures)
@@ -229,6 +328,15 @@ def wrapped(app: T) -> T:
     if not callable(app):
         raise ConfigError(f"the application comes first: RateLimit(app, guard), not {app!r}")
     return app
+
+
+def checked_refuse(refuse: object) -> Refuse | None:
+    """The callable that makes an answer of a refusal, or `ConfigError`."""
+    if refuse is not None and not callable(refuse):
+        raise ConfigError(
+            f"refuse must be a callable of the request and the verdict that gives a Verdict, not {refuse!r}"
+        )
+    return refuse
 
 
 def below_mount(path: str, root: str) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, TypeAlias
 
-from shmlimit.adapters._gate import Gate, below_mount, families, wrapped
+from shmlimit.adapters._gate import Gate, Refuse, below_mount, checked_refuse, families, wrapped
+from shmlimit.adapters._outcome import Outcome
 from shmlimit.fields import Fields
 from shmlimit.guard import Guard, KeyFunction, Verdict
 from shmlimit.stores.base import Store
@@ -18,6 +19,10 @@ Application: TypeAlias = Callable[[MutableMapping[str, Any], Receive, Send], Awa
 _STARTS = {"http.response.start", "websocket.http.response.start"}
 
 
+OUTCOME = "shmlimit.ratelimit"
+"""Where the application finds what was decided, in the scope: a mapping of the guards' names to decisions."""
+
+
 class RateLimit:
     """The application `app`, with limits around it. Several guards are decided all or nothing.
 
@@ -26,15 +31,23 @@ class RateLimit:
 
     A refusal (429; 403 for `keys.DENY`, 503 where the store can't answer) is a short text, and `app` isn't called. A
     WebSocket is refused before it is accepted: with that response where the server can send one, else it is closed, and
-    the client sees a 403. Otherwise the `RateLimit` fields go over those of `app`; its body and `Retry-After` are left
-    alone. What is neither HTTP nor a WebSocket (`lifespan`) passes through.
+    the client sees a 403. `refuse` makes another answer of a refusal: a callable of the scope and the `Verdict` that
+    gives one. Otherwise the `RateLimit` fields go over those of `app`; its body and `Retry-After` are left alone, and
+    it finds the decisions as `scope["shmlimit.ratelimit"]`. What is neither HTTP nor a WebSocket (`lifespan`) passes
+    through.
     """
 
     def __init__(
-        self, app: Application, *guards: Guard, store: Store | None = None, key: KeyFunction | None = None
+        self,
+        app: Application,
+        *guards: Guard,
+        store: Store | None = None,
+        key: KeyFunction | None = None,
+        refuse: Refuse | None = None,
     ) -> None:
         self._app = wrapped(app)
         self._gate = Gate(guards, store, key)
+        self._refuse = checked_refuse(refuse)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answer a request."""
@@ -42,24 +55,39 @@ class RateLimit:
             await self._app(scope, receive, send)
             return
         path = below_mount(scope["path"], scope.get("root_path") or "")
-        verdict = await self._gate.acheck(scope.get("method", "GET"), path, scope)
+        scope[OUTCOME] = outcome = Outcome()
+        verdict = await self._gate.acheck(scope.get("method", "GET"), path, scope, outcome)
         if verdict.status is not None:
-            await _refuse(verdict, scope, receive, send)
+            await _refuse(self._answer(scope, verdict), scope, receive, send)
             return
-        fields = _encoded(verdict.fields)
-        ours = tuple(family.encode() for family in families(verdict.fields))
+        fields, ours = _prepared(verdict.fields)
+        replaced = False
 
         async def send_with_fields(message: Message) -> None:
+            nonlocal fields, ours, replaced
+            if replaced:  # by a refusal; nobody waits for the rest
+                return
             if message["type"] in _STARTS:
+                if outcome.pending:
+                    settled = await self._gate.asettle(outcome, message["status"])
+                    if settled.status is not None:
+                        replaced = True
+                        await _respond(self._answer(scope, settled), scope, message["type"], send)
+                        return
+                    if settled.fields:
+                        fields, ours = _prepared(settled.fields)
                 kept = [
                     header
                     for header in map(tuple, message.get("headers") or ())
-                    if not header[0].lower().startswith(ours)
+                    if not ours or not header[0].lower().startswith(ours)
                 ]
                 message = {**message, "headers": kept + fields}
             await send(message)
 
-        await self._app(scope, receive, send_with_fields if fields else send)
+        await self._app(scope, receive, send_with_fields if fields or outcome.pending else send)
+
+    def _answer(self, scope: Message, verdict: Verdict) -> Verdict:
+        return verdict if self._refuse is None else self._refuse(scope, verdict)
 
 
 async def _refuse(verdict: Verdict, scope: Message, receive: Receive, send: Send) -> None:
@@ -77,10 +105,19 @@ async def _refuse(verdict: Verdict, scope: Message, receive: Receive, send: Send
                 }
             )
             return
+    await _respond(verdict, scope, f"{kind}.start", send)
+
+
+async def _respond(verdict: Verdict, scope: Message, start: str, send: Send) -> None:
     length = (b"content-length", b"%d" % len(verdict.body))
-    await send({"type": f"{kind}.start", "status": verdict.status, "headers": [*_encoded(verdict.fields), length]})
-    await send({"type": f"{kind}.body", "body": b"" if scope.get("method") == "HEAD" else verdict.body})
+    await send({"type": start, "status": verdict.status, "headers": [*_encoded(verdict.fields), length]})
+    body = b"" if scope.get("method") == "HEAD" else verdict.body
+    await send({"type": start.replace(".start", ".body"), "body": body})
 
 
 def _encoded(fields: Fields) -> list[tuple[bytes, bytes]]:
     return [(name.lower().encode(), value.encode("latin-1")) for name, value in fields]
+
+
+def _prepared(fields: Fields) -> tuple[list[tuple[bytes, bytes]], tuple[bytes, ...]]:
+    return _encoded(fields), tuple(family.encode() for family in families(fields))

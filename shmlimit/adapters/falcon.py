@@ -73,8 +73,14 @@ class RateLimitMiddleware:
         """Put the fields over what the application set."""
         seen = getattr(req, self._slot, None)
         if seen is not None:
+            if seen.pending:
+                seen.settled(resp, self._gate.settle(seen, resp.status_code))
             seen.write(resp)
 
-    async def process_response_async(self, req: Any, resp: Any, resource: object, req_succeeded: bool) -> None:
+    async def process_response_async(self, req: Any, resp: Any, resource: object, req_succeeded: bool) -> None:  # noqa: ARG002
         """Put the fields over what the application set."""
-        self.process_response(req, resp, resource, req_succeeded)
+        seen = getattr(req, self._slot, None)
+        if seen is not None:
+            if seen.pending:
+                seen.settled(resp, await self._gate.asettle(seen, resp.status_code))
+            seen.write(resp)

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from shmlimit.adapters._gate import Gate, families, wrapped
-from shmlimit.guard import Guard, KeyFunction
+from shmlimit.adapters._gate import Gate, Refuse, checked_refuse, families, wrapped
+from shmlimit.adapters._outcome import Outcome
+from shmlimit.adapters._wsgi import Settling
+from shmlimit.guard import Guard, KeyFunction, Verdict
 from shmlimit.stores.base import Store
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication
+
+
+OUTCOME = "shmlimit.ratelimit"
+"""Where the application finds what was decided, in the environ: a mapping of the guards' names to decisions."""
 
 
 class RateLimit:
@@ -21,28 +28,38 @@ class RateLimit:
     `keys.client_ip()`. Key callables get the environ. There is no router here: `keys.route` is method and path.
 
     A refusal (429; 403 for `keys.DENY`, 503 where the store can't answer) is a short text, and `app` isn't called.
-    Otherwise the `RateLimit` fields go over those of `app`; its body, `close()` and `Retry-After` are left alone.
+    `refuse` makes another answer of it: a callable of the environ and the `Verdict` that gives one, `Verdict(status,
+    fields, body)`. Otherwise the `RateLimit` fields go over those of `app`; its body, `close()` and `Retry-After` are
+    left alone, and it finds the decisions as `environ["shmlimit.ratelimit"]`.
     """
 
     def __init__(
-        self, app: WSGIApplication, *guards: Guard, store: Store | None = None, key: KeyFunction | None = None
+        self,
+        app: WSGIApplication,
+        *guards: Guard,
+        store: Store | None = None,
+        key: KeyFunction | None = None,
+        refuse: Refuse | None = None,
     ) -> None:
         self._app = wrapped(app)
         self._gate = Gate(guards, store, key)
+        self._refuse = checked_refuse(refuse)
 
     def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """Answer a request."""
         method = environ["REQUEST_METHOD"]
         path = environ.get("PATH_INFO", "").encode("latin-1").decode("utf-8", "replace") or "/"
-        status, fields, body = self._gate.check(method, path, environ)
-        if status is not None:
-            length = ("Content-Length", str(len(body)))
-            start_response(f"{status} {HTTPStatus(status).phrase}", [*fields, length])
-            return [] if method == "HEAD" else [body]
-        if not fields:
+        environ[OUTCOME] = outcome = Outcome()
+        verdict = self._gate.check(method, path, environ, outcome)
+        if verdict.status is not None:
+            return self._answer(environ, start_response, verdict)
+        if outcome.pending:
+            answer = partial(self._answer, environ, start_response)
+            return Settling(self._gate, answer, start_response, outcome, verdict.fields).run(self._app, environ)
+        if not verdict.fields:
             return self._app(environ, start_response)
 
-        ours = families(fields)
+        fields, ours = verdict.fields, families(verdict.fields)
 
         # NOTE: an application may call it twice, the second time with the exception that came in between.
         def start(line: str, headers: list[tuple[str, str]], *exc_info: Any) -> Any:
@@ -50,3 +67,12 @@ class RateLimit:
             return start_response(line, kept + fields, *exc_info)
 
         return self._app(environ, start)
+
+    def _answer(self, environ: dict[str, Any], start_response: StartResponse, verdict: Verdict) -> Iterable[bytes]:
+        if self._refuse is not None:
+            verdict = self._refuse(environ, verdict)
+        status, fields, body = verdict
+        assert status is not None
+        length = ("Content-Length", str(len(body)))
+        start_response(f"{status} {HTTPStatus(status).phrase}", [*fields, length])
+        return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
