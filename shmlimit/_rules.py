@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from ipaddress import IPv4Network, IPv6Network
 
-from shmlimit.address import networks, read
+from shmlimit.address import networks, parse
 from shmlimit.errors import ConfigError
 from shmlimit.policies.requests import key_bytes
 
@@ -84,12 +84,13 @@ class KeyList:
         if not self._networks or not isinstance(key, str) or not key.startswith(("ip:", "net:")):
             return False
         host, _, prefix = key.partition(":")[2].partition("/")
-        packed = read(host)
+        ip = parse(host)
         # APPSEC: a /64 is in a network only as a whole, so its first address and its last are.
-        return packed is not None and all(self._networks.covers(end) for end in _ends(packed, prefix))
+        return ip is not None and all(self._networks.covers(end) for end in _ends(ip.packed, prefix))
 
 
 def _ends(packed: bytes, prefix: str) -> tuple[bytes, bytes]:
-    bits = 8 * len(packed)
-    spread = (1 << (bits - int(prefix))) - 1 if prefix else 0
+    """The first and the last address of a network that begins at `packed`; for no prefix, or none that can be, one."""
+    free = 8 * len(packed) - int(prefix) if prefix.isdecimal() and len(prefix) < 4 else 0
+    spread = (1 << max(0, free)) - 1
     return packed, (int.from_bytes(packed, "big") | spread).to_bytes(len(packed), "big")

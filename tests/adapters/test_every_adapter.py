@@ -7,20 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import falcon
-import falcon.asgi
 import pytest
 
 from shmlimit import keys
-from shmlimit.adapters import _gate, asgi, wsgi
-from shmlimit.adapters.falcon import RateLimitMiddleware
+from shmlimit.adapters import _gate
 from shmlimit.errors import ConfigError, StoreError
 from shmlimit.guard import Guard
 from shmlimit.notation import parse
 from shmlimit.policies.base import Decision
 from shmlimit.stores.memory import MemoryStore
 from shmlimit.testing import ToldStore
+from tests.adapters.adapter import ADAPTERS, Adapter, a, b, fixed_clock
 
-NOW_US = 1_750_000_000_250_000
 OK = Decision(True, 10, 9, 6_000_000, 0, 6_000_000)
 NO = Decision(False, 10, 0, 60_000_000, 5_500_001, 5_500_001)
 
@@ -33,74 +31,9 @@ class OneAtATime:
         self.take, self.supports = told.take, told.supports
 
 
-def fixed_clock(now_us: int = NOW_US) -> MemoryStore:
-    return MemoryStore(clock=lambda: now_us)
-
-
-class Adapter:
-    """Puts guards around an application that answers every path with 200 and `headers`."""
-
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
-        self.falcon = kind.startswith("falcon")
-        self.calls = 0
-
-    def make(self, *guards: Guard, headers: Any = (), **options: Any) -> Any:
-        return getattr(self, "_" + self.kind.replace(" ", "_"))(guards, [*map(tuple, headers)], options)
-
-    def _wsgi(self, guards: Any, headers: Any, options: Any) -> Any:
-        def app(environ: Any, start_response: Any) -> list[bytes]:
-            self.calls += 1
-            start_response("200 OK", [("Content-Type", "text/plain"), *headers])
-            return [b"hello"]
-
-        return wsgi.RateLimit(app, *guards, **options)
-
-    def _asgi(self, guards: Any, headers: Any, options: Any) -> Any:
-        async def app(scope: Any, receive: Any, send: Any) -> None:
-            self.calls += 1
-            lines = [(name.lower().encode(), value.encode()) for name, value in headers]
-            await send({"type": "http.response.start", "status": 200, "headers": lines})
-            await send({"type": "http.response.body", "body": b"hello"})
-
-        return asgi.RateLimit(app, *guards, **options)
-
-    def _falcon_wsgi(self, guards: Any, headers: Any, options: Any) -> Any:
-        def on_get(_self: Any, _req: Any, resp: Any, **_params: Any) -> None:
-            self.calls += 1
-            resp.text = "hello"
-            for name, value in headers:
-                resp.set_header(name, value)
-
-        return self._routes(falcon.App(middleware=RateLimitMiddleware(*guards, **options)), on_get)
-
-    def _falcon_asgi(self, guards: Any, headers: Any, options: Any) -> Any:
-        async def on_get(_self: Any, _req: Any, resp: Any, **_params: Any) -> None:
-            self.calls += 1
-            resp.text = "hello"
-            for name, value in headers:
-                resp.set_header(name, value)
-
-        return self._routes(falcon.asgi.App(middleware=RateLimitMiddleware(*guards, **options)), on_get)
-
-    def _routes(self, app: Any, on_get: Any) -> Any:
-        page = type("Page", (), {"on_get": on_get, "on_head": on_get, "on_options": on_get})()
-        for template in ("/", "/{page}", "/items/{item}"):
-            app.add_route(template, page)
-        return app
-
-
-@pytest.fixture(params=["falcon wsgi", "falcon asgi", "wsgi", "asgi"])
+@pytest.fixture(params=ADAPTERS)
 def adapter(request: pytest.FixtureRequest) -> Adapter:
     return Adapter(request.param)
-
-
-def a(**options: Any) -> Guard:
-    return Guard("a", "5/hour", **{"key": lambda _: "k", **options})
-
-
-def b(**options: Any) -> Guard:
-    return Guard("b", "1/minute", **{"key": lambda _: "k", **options})
 
 
 # -- All or nothing --------------------------------------------------------------------------------------------------
