@@ -19,20 +19,29 @@ from shmlimit.policies.base import Policy
 from shmlimit.stores.base import Store
 
 T = TypeVar("T", bound=Callable[..., Any])
+X = TypeVar("X")
+
+EXEMPT = "_shmlimit_exempt"
 
 _RESPONDER = re.compile(rf"on_(request|{'|'.join(COMBINED_METHODS)})(_\w+)?", re.IGNORECASE)
 _OWN = "_shmlimit_limited"
 
 
-def limit(*guards: Guard | str, store: Store | None = None, key: KeyFunction | None = None) -> Callable[[T], T]:
+def limit(
+    *guards: Guard | str,
+    store: Store | None = None,
+    key: KeyFunction | None = None,
+    cost: int | Callable[[Any], int] = 1,
+) -> Callable[[T], T]:
     """Limit a responder (`on_get`, a coroutine or not), or all responders of a resource class.
 
     `guards` are guards or notation: `limit("10/minute")` names its guard after the responder (`Items.on_get`; where
     there are several notations the policy is added). They are decided in one step, all or nothing, after those of a
-    middleware, and all are listed in the fields. `store` and `key` are as for `RateLimitMiddleware`.
+    middleware, and all are listed in the fields. `store` and `key` are as for `RateLimitMiddleware`; `cost` is that of
+    the guards that are made of notation.
 
     On a class it covers responders with a suffix, `on_request` and `on_websocket`, and inherited ones; not those that
-    have a `limit` of their own. Decorators on one responder, or on one class and its base, all apply.
+    have a `limit` of their own or are `exempt`. Decorators on one responder, or on one class and its base, all apply.
 
     **Equal policies with the same key share one count**, whichever responder they stand at. For a count for each route:
     `key=keys.compose(keys.route, keys.client_ip())`.
@@ -43,10 +52,12 @@ def limit(*guards: Guard | str, store: Store | None = None, key: KeyFunction | N
         if not isinstance(guard, Guard | str):
             raise ConfigError(f'expected a guard or notation, as in limit("10/minute"), not {guard!r}')
     given = [parse(guard) if isinstance(guard, str) else guard for guard in guards]
+    if cost != 1 and all(isinstance(guard, Guard) for guard in guards):
+        raise ConfigError("cost is for guards that are made of notation; a Guard has one of its own: Guard(…, cost=2)")
     several = sum(isinstance(item, Policy) for item in given) > 1
 
     def guard_of(name: str, item: Guard | Policy) -> Guard:
-        return item if isinstance(item, Guard) else Guard(f"{name} {item}" if several else name, item)
+        return item if isinstance(item, Guard) else Guard(f"{name} {item}" if several else name, item, cost=cost)
 
     def gate(name: str) -> Gate:
         return Gate(tuple(guard_of(name, item) for item in given), store, key)
@@ -64,6 +75,16 @@ def limit(*guards: Guard | str, store: Store | None = None, key: KeyFunction | N
     return decorate
 
 
+def exempt(target: X) -> X:
+    """Leave a responder out of the `limit` of its class; or a whole resource, also out of what a middleware decides
+    after routing. What a middleware decides before that it can't take back: that is what `skip_paths` is for.
+    """
+    if not isinstance(target, type) and not inspect.isroutine(target):
+        raise ConfigError(f"exempt decorates a responder or a resource class, not {target!r}")
+    setattr(target, EXEMPT, True)
+    return target
+
+
 def _limit_class(resource: type, gate: Callable[[str], Gate]) -> None:
     found = False
     for name, responder in inspect.getmembers(resource, callable):
@@ -71,7 +92,7 @@ def _limit_class(resource: type, gate: Callable[[str], Gate]) -> None:
             found = True
             if isinstance(inspect.getattr_static(resource, name), staticmethod | classmethod):
                 raise ConfigError(f"{_name(resource)}.{name} must be an ordinary method to be limited")
-            if not hasattr(responder, _OWN):
+            if not hasattr(responder, _OWN) and not hasattr(responder, EXEMPT):
                 setattr(resource, name, _limited(responder, gate(f"{_name(resource)}.{name}")))
     if not found:
         raise ConfigError(f"{_name(resource)} has no responder (on_get, on_post, …) to limit")

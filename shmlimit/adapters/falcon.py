@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shmlimit.adapters._falcon import RateLimited, Seen, path_of
-from shmlimit.adapters._falcon_limit import limit
+from shmlimit.adapters._falcon_limit import EXEMPT, exempt, limit
 from shmlimit.adapters._gate import ROUTED, Gate
 from shmlimit.guard import Guard, KeyFunction
 from shmlimit.stores.base import Store
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import falcon
     from falcon import asgi
 
-__all__ = ["RateLimitMiddleware", "RateLimited", "limit"]
+__all__ = ["RateLimitMiddleware", "RateLimited", "exempt", "limit"]
 
 
 class RateLimitMiddleware:
@@ -26,7 +26,8 @@ class RateLimitMiddleware:
 
     `store=None` is the table of the gunicorn hook (`shmlimit.adapters.gunicorn.install`), `key=None` is
     `keys.client_ip()`. A refusal is raised as `RateLimited`, so the application's error handlers see it; a key that is
-    `keys.DENY` as `falcon.HTTPForbidden`, and a store that can't answer as `falcon.HTTPServiceUnavailable`.
+    `keys.DENY` as `falcon.HTTPForbidden`, and a store that can't answer as `falcon.HTTPServiceUnavailable`. Responders
+    and hooks find what was decided as `req.context.ratelimit`, a mapping of the guards' names to decisions.
 
     The rate limit fields are set last, over those that the application set, and list what `limit` decided as well; of
     several middlewares the first one's are shown. With falcon's default `independent_middleware=True` the order beside
@@ -55,13 +56,13 @@ class RateLimitMiddleware:
 
     def process_resource(self, req: Any, resp: Any, resource: object, params: object) -> None:  # noqa: ARG002
         """Limit by what needs the route (WSGI)."""
-        if self._gate.routed:
+        if self._gate.routed and not hasattr(resource, EXEMPT):
             seen = getattr(req, self._slot)
             seen.go_on(resp, self._gate.check(req.method, req.path, req, seen, ROUTED))
 
     async def process_resource_async(self, req: Any, resp: Any, resource: object, params: object) -> None:  # noqa: ARG002
         """Limit by what needs the route (ASGI)."""
-        if self._gate.routed:
+        if self._gate.routed and not hasattr(resource, EXEMPT):
             seen = getattr(req, self._slot)
             seen.go_on(resp, await self._gate.acheck(req.method, path_of(req), req, seen, ROUTED))
 
