@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
+from shmlimit.guard import Guard
 from shmlimit.policies.base import Decision
 from shmlimit.stores.memory import MemoryStore
 from shmlimit.testing import FakeClock, ToldStore
-from tests.adapters.test_every_adapter import Adapter, Guard
+from tests.adapters.adapter import ADAPTERS, Adapter
 
 
-@pytest.fixture(params=["falcon wsgi", "falcon asgi", "wsgi", "asgi"])
+@pytest.fixture(params=ADAPTERS)
 def adapter(request: pytest.FixtureRequest) -> Adapter:
     return Adapter(request.param)
 
