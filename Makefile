@@ -28,6 +28,7 @@ lint: $(VENV)/.ready-lint
 bench: $(VENV)/.ready-bench
 	$(BIN)/python bench/take.py
 	$(BIN)/python bench/answering.py
+	$(BIN)/python bench/middleware.py
 	$(BIN)/python bench/sqlite.py
 	$(BIN)/python bench/async_latency.py
 	$(BIN)/python bench/redis_store.py

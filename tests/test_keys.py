@@ -207,6 +207,28 @@ def test_a_proxy_is_told_once(request_of: Any, peer: str, caplog: pytest.LogCapt
 
 
 @each_kind
+def test_a_proxy_is_told_of_a_peer_that_came_before(request_of: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """What is remembered of a peer doesn't hide that it begins to forward."""
+    key = keys.client_ip()
+    for _ in range(2):
+        assert key(request_of("10.0.0.1", [])) == "ip:10.0.0.1"
+    assert not logged(caplog)
+    assert key(request_of("10.0.0.1", [("X-Forwarded-For", "203.0.113.7")])) == "ip:10.0.0.1"
+    assert BEHIND_PROXY in logged(caplog)[0]
+
+
+@each_kind
+def test_any_number_of_peers(request_of: Any) -> None:
+    """Each has its key the first time and every other one, and only so many are remembered."""
+    key = keys.client_ip()
+    peers = [f"198.18.{number >> 8}.{number & 255}" for number in range(2_500)]
+    for _ in range(2):
+        for peer in peers:
+            assert key(request_of(peer, [])) == f"ip:{peer}"
+        assert len(key._known) <= 1_024
+
+
+@each_kind
 def test_nothing_is_told_without_a_reason(request_of: Any, caplog: pytest.LogCaptureFixture) -> None:
     """No warning for a public peer, for a private one without the header, or where the key reads a header."""
     keys.client_ip()(request_of("203.0.113.7", [("X-Forwarded-For", "6.6.6.6")]))

@@ -53,7 +53,7 @@ class Seen(Outcome):
     __slots__ = ("fields", "problem")
 
     def __init__(self) -> None:
-        super().__init__()
+        self.entries, self.shadows, self.pending = [], (), {}  # PERF: Outcome's, without a call
         self.fields: Fields | tuple[()] = ()
         self.problem: bytes | None = None
 
@@ -62,8 +62,7 @@ class Seen(Outcome):
         """That of the request, which the first limiter begins; with a `slot` that of a middleware, always a new one."""
         seen: Seen | None = getattr(req, _ATTRIBUTE, None)
         if seen is None:
-            seen = cls()
-            setattr(req, _ATTRIBUTE, seen)
+            seen = req._shmlimit_seen = cls()
             try:
                 req.context.ratelimit = seen
             except AttributeError:  # an application may have chosen a dict
@@ -111,9 +110,9 @@ class Seen(Outcome):
     def write(self, resp: Any) -> None:
         """Put the fields over what the application set."""
         if self.fields and isinstance(resp, falcon.Response):
-            ours = families(self.fields)
             for name in resp.headers:
-                if name.startswith(ours):
+                # PERF: the families are asked for only where the application has set such a field.
+                if "ratelimit" in name and name.startswith(families(self.fields)):
                     resp.delete_header(name)
             resp.set_headers(self.fields)
         # NOTE: the serializer of errors names its JSON after it has asked for it. Another body is the application's.

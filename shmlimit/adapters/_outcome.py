@@ -6,7 +6,7 @@ import logging
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from shmlimit import fields
@@ -33,7 +33,7 @@ class Outcome(Mapping[str, Decision]):
 
     def __init__(self) -> None:
         self.entries: list[tuple[fields.Limit, Decision]] = []
-        self.shadows: list[tuple[fields.Limit, Decision]] = []
+        self.shadows: Sequence[tuple[fields.Limit, Decision]] = ()
         self.pending: dict[object, list[Asked]] = {}  # by gate: what is charged by the response
 
     def __getitem__(self, name: str) -> Decision:
@@ -73,26 +73,23 @@ class Refusals:
 
     MOST = 1_024
 
-    __slots__ = ("_keys", "_secret")
+    __slots__ = ("_secret", "followed")
 
     def __init__(self) -> None:
-        self._keys: OrderedDict[tuple[str, bool, str | bytes], _Refused] = OrderedDict()
+        # While there is anybody, there is an end to be told.
+        self.followed: OrderedDict[tuple[str, bool, str | bytes], _Refused] = OrderedDict()
         self._secret = secrets.token_bytes(32)
-
-    def __bool__(self) -> bool:
-        """Whether there is anybody whose end is to be told."""
-        return bool(self._keys)
 
     def refused(self, guard: Guard, charge: Charge, decision: Decision, secret: bytes | None) -> None:
         """A guard refused, or as a shadow would have."""
         policy, key, cost = charge
         place = guard.name, guard.shadow, key
-        found = self._keys.get(place)
+        found = self.followed.get(place)
         if found is None:
-            if len(self._keys) >= self.MOST:
-                gone, what = self._keys.popitem(last=False)
+            if len(self.followed) >= self.MOST:
+                gone, what = self.followed.popitem(last=False)
                 self._tell("no longer followed", {"guard": gone[0], "refusals": what.times})
-            found = self._keys[place] = _Refused(time.time_ns() // 1000)
+            found = self.followed[place] = _Refused(time.time_ns() // 1000)
             word = "would be refused" if guard.shadow else "refused"
             told = {"guard": guard.name, "key": self._shown(guard, key, secret), "policy": str(policy), "cost": cost}
             self._tell(word, told | {"retry_after": decision.retry_after})
@@ -101,7 +98,7 @@ class Refusals:
     def allowed(self, guard: Guard, charge: Charge, secret: bytes | None) -> None:
         """A guard allowed: tells the end of what it refused before, if it did."""
         _, key, cost = charge
-        found = self._keys.pop((guard.name, guard.shadow, key), None) if cost else None
+        found = self.followed.pop((guard.name, guard.shadow, key), None) if cost else None
         if found is not None:
             lasted_s = round((time.time_ns() // 1000 - found.since_us) / 1e6, 3)
             told = {"guard": guard.name, "key": self._shown(guard, key, secret), "refusals": found.times}

@@ -67,7 +67,7 @@ class Connection:
                 self.own_port = self._socket.getsockname()[1]
             preamble = self._preamble
         pairs = fields.items() if isinstance(fields, Mapping) else fields or ()
-        lines = [f"GET {path} HTTP/1.1", "Host: test", *(f"{name}: {value}" for name, value in pairs)]
+        lines = [f"GET {path} HTTP/1.1", "Host: localhost", *(f"{name}: {value}" for name, value in pairs)]
         self._socket.sendall(preamble + "\r\n".join([*lines, "\r\n" if whole else ""]).encode())
 
     def finish(self) -> Answer:

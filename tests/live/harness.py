@@ -290,28 +290,28 @@ class Server:
             for pid in others:
                 kill(pid, signal.SIGCONT)
 
-    def get(self, path: str = "/", fields: Fields | None = None) -> Answer:
+    def get(self, path: str = "/", fields: Fields | None = None, source: str | None = None) -> Answer:
         """A request to whoever accepts it."""
-        with contextlib.closing(Connection(self.port)) as connection:
+        with contextlib.closing(Connection(self.port, source=source)) as connection:
             connection.begin(path, fields)
             return connection.finish()
 
-    def ask(self, worker: int, path: str = "/", fields: Fields | None = None) -> Answer:
+    def ask(self, worker: int, path: str = "/", fields: Fields | None = None, source: str | None = None) -> Answer:
         """A request that this worker answers; `ProcessLookupError` if it ends before it has accepted it."""
-        with contextlib.closing(Connection(self.port)) as connection:
+        with contextlib.closing(Connection(self.port, source=source)) as connection:
             with self.only(worker):
                 self._deal(connection, worker, path, fields)
             answer = connection.finish()
         assert answer.worker in {worker, None}
         return answer
 
-    def burst(self, n: int = 40, connections: int = 8) -> Burst:
+    def burst(self, n: int = 40, connections: int = 8, source: str | None = None) -> Burst:
         """`n` requests at once over `connections` connections.
 
         Every worker has accepted a connection before the first request is complete, and all connections have got their
         first answer before the second request: each worker answers at least one of the first `connections` requests.
         """
-        lines = [Connection(self.port) for _ in range(connections)]
+        lines = [Connection(self.port, source=source) for _ in range(connections)]
         barrier = threading.Barrier(connections)
         times: list[float] = []
 
