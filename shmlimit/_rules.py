@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from ipaddress import IPv4Network, IPv6Network
 
@@ -19,6 +20,12 @@ def texts(field: str, values: Iterable[str], example: str) -> list[str]:
         if not isinstance(text, str) or not text:
             raise ConfigError(f"{field} must have texts such as {example!r} in it, not {text!r}")
     return listed
+
+
+def check_sync(field: str, given: object) -> None:
+    """Raise `ConfigError` for a coroutine function: what it gives is true and is never awaited."""
+    if inspect.iscoroutinefunction(given) or inspect.iscoroutinefunction(getattr(given, "__call__", None)):  # noqa: B004
+        raise ConfigError(f"{field} must be an ordinary callable, not a coroutine function: {given!r}")
 
 
 class Paths:
@@ -47,11 +54,14 @@ class Paths:
 
 
 class KeyList:
-    """Keys, and addresses and networks that stand for the keys `ip:…` and `net:…` of `keys.client_ip`."""
+    """Keys, and addresses and networks that stand for the keys `ip:…` and `net:…` of `keys.client_ip`.
+
+    `literal` lists have an address or a network as a key too.
+    """
 
     __slots__ = ("_keys", "_networks")
 
-    def __init__(self, field: str, entries: Iterable[str | bytes]) -> None:
+    def __init__(self, field: str, entries: Iterable[str | bytes], *, literal: bool = False) -> None:
         if isinstance(entries, str | bytes) or not isinstance(entries, Iterable):
             raise ConfigError(f"{field} must be a list of keys, such as ['10.0.0.0/8', 'key-of-ours'], not {entries!r}")
         keys: set[bytes] = set()
@@ -59,12 +69,14 @@ class KeyList:
         for entry in entries:
             if not entry or not isinstance(entry, str | bytes):
                 raise ConfigError(f"{field} must have keys, addresses and networks in it, not {entry!r}")
-            keys.add(key_bytes(entry))
-            if isinstance(entry, str):
-                try:
-                    network = next(iter(networks([entry])))
-                except ConfigError:
-                    continue  # a key, then
+            try:
+                network = next(iter(networks([entry]))) if isinstance(entry, str) else None
+            except ConfigError:
+                network = None  # a key, then
+            # APPSEC: a client that sends "10.0.0.0/8" as its API key isn't in that network.
+            if network is None or literal:
+                keys.add(key_bytes(entry))
+            if network is not None:
                 if network.version == 6 and network.prefixlen > 64:
                     raise ConfigError(
                         f"{entry!r} in {field}: IPv6 clients are limited by their /64, so give that; or the whole key, "
@@ -74,10 +86,10 @@ class KeyList:
         self._keys, self._networks = frozenset(keys), networks(found)
 
     def __bool__(self) -> bool:
-        return bool(self._keys)
+        return bool(self._keys or self._networks)
 
     def __contains__(self, key: object) -> bool:
-        if not self._keys or not isinstance(key, str | bytes):
+        if not self or not isinstance(key, str | bytes):
             return False
         if key_bytes(key) in self._keys:
             return True

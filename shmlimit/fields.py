@@ -194,9 +194,9 @@ def unavailable(limits: Iterable[Limit], wait: int = 1) -> Answer:
     return _answer(503, "The rate limiter can't answer.", fields, {} if _any_problem(limits) else None)
 
 
-def denied(limits: Iterable[Limit]) -> Answer:
-    """The answer (403) to a request whose key is `keys.DENY`."""
-    advice = "This request says too little about who sends it."
+def denied(limits: Iterable[Limit], *, listed: bool = False) -> Answer:
+    """The answer (403) to a request whose key is `keys.DENY`, or is in a list of denied ones."""
+    advice = "You may not send requests here." if listed else "This request says too little about who sends it."
     return _answer(403, advice, [], {} if _any_problem(limits) else None)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeAlias
 
 from shmlimit import fields
-from shmlimit._rules import KeyList, Paths, texts
+from shmlimit._rules import KeyList, Paths, check_sync, texts
 from shmlimit.errors import ConfigError
 from shmlimit.keys import DENY
 from shmlimit.notation import parse
@@ -57,20 +57,23 @@ class Guard:
     - `headers`: the dialect of the fields: `"draft"`, `"draft-7"`, `"draft-6"`, `"legacy"` (`X-RateLimit-…`), `"both"`
       (draft and legacy), or `"none"` (nothing but `Retry-After`); `shmlimit.fields` shows them.
     - `reset`: `"epoch"` for an `X-RateLimit-Reset` in Unix seconds, `"delta"` for seconds from now.
-    - `paths`, `methods`: the only ones that are limited; by default all are.
+    - `paths`, `methods`: the only ones that are limited; by default all are. `GET` isn't `HEAD`, which many frameworks
+      answer with the same work: name both.
     - `skip_paths`: paths that aren't limited. `"/health"` is itself and what is below it (`/health/x`, not `/healthz`),
       `"/"` only itself, and an entry that ends in `*` is a prefix. They are compared with the decoded path, as it came
       (nothing is normalised), without the mount point. `paths` are compared alike.
     - `skip_methods`: methods that aren't limited. `OPTIONS` by default: a refused CORS preflight breaks the page.
     - `allow_keys`, `deny_keys`: keys that are never limited, and keys that are answered 403. An address or a network
-      (`"10.0.0.0/8"`) stands for the keys that `keys.client_ip` makes of the addresses in it.
+      (`"10.0.0.0/8"`) stands for the keys that `keys.client_ip` makes of the addresses in it; to allow a key of your
+      own that is spelt like one, give its bytes (`b"10.1.2.3"`). Denied are both.
     - `problem`: whether what is answered instead of the application is `application/problem+json` (RFC 9457).
     - `fail_open`: whether requests pass, unlimited, while the store can't answer (otherwise they get a 503).
     - `shadow`: counts, reports and logs what it would refuse, refuses nothing and isn't in the fields. It is asked
       about requests that the other guards let pass, and is charged by itself.
     - `consume_on`: a callable of the response's status, an `int`, that says whether the request is charged: for failed
       logins `lambda status: status == 401`. It is refused while the quota is spent, and charged after the response; so
-      requests that are under way together can overshoot by as many as they are.
+      requests that are under way together can overshoot by as many as they are. An exception is a 500. A WebSocket is
+      101 when it is accepted and 403 when it is closed instead; falcon's middleware isn't told and charges none.
     - `log_keys`: whether a key stands in the log as it is (`"plain"`) or as a `"hash"`.
 
     Raises `ConfigError` for anything that can't work.
@@ -129,6 +132,8 @@ class Guard:
             raise ConfigError(f'policy must be a policy or its notation such as "10/minute", not {policy!r}')
         if key is not None and not callable(key):
             raise ConfigError(f"key must be a callable of the request, such as keys.client_ip(), not {key!r}")
+        for field, given in (("key", key), ("policy", policy), ("cost", cost), ("consume_on", consume_on)):
+            check_sync(field, given)
         if not callable(cost):
             try:
                 check_cost(cost)
@@ -172,7 +177,7 @@ class Guard:
         self._skip = Paths("skip_paths", skip_paths)
         self._only = Paths("paths", paths)
         self.allow_keys = KeyList("allow_keys", allow_keys)
-        self.deny_keys = KeyList("deny_keys", deny_keys)
+        self.deny_keys = KeyList("deny_keys", deny_keys, literal=True)
         # PERF: whether there is anything to look for, told once: each list says so in 60 ns, five of them a request.
         self.by_path = bool(self.methods or self._skip or self._only)
         self.by_key = bool(self.allow_keys or self.deny_keys)
@@ -189,7 +194,8 @@ class Guard:
         """Whether method or path alone put the request beyond this limit, so that its key needn't be made."""
         if method in self.skip_methods or path in self._skip:
             return True
-        return bool((self.methods and method not in self.methods) or (self._only and path not in self._only))
+        # APPSEC: there are frameworks that take "post" for POST, so that is one of `methods` too.
+        return bool((self.methods and method.upper() not in self.methods) or (self._only and path not in self._only))
 
     def skipped(self, method: str, path: str, key: object) -> bool:
         """Whether this request isn't limited: by its method, by its path, or because its key is `None` or allowed.
@@ -254,9 +260,12 @@ class Guard:
             )
         return self._limit(policy or self.policy or _ANY, fields.partition_key(key_bytes(key), own))
 
-    def enforce(self, decision: Decision, now_us: int) -> Verdict:
-        """What to do with a request that got this decision; `now_us` is the Unix time, for the fields."""
-        entries = ((self, decision),)
+    def enforce(self, decision: Decision, now_us: int, shown: fields.Limit | None = None) -> Verdict:
+        """What to do with a request that got this decision; `now_us` is the Unix time, for the fields.
+
+        `shown` is `shown_to(key, secret, policy)`, for a guard whose policy is the request's or that has a `partition`.
+        """
+        entries = ((shown or self, decision),)
         if decision.allowed:
             return Verdict(None, fields.response_fields(entries, now_us))
         return Verdict(*fields.too_many(entries, now_us))

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from shmlimit import keys
+from shmlimit import TokenBucket, keys
 from shmlimit.errors import ConfigError
 from shmlimit.guard import Guard, Verdict
 from shmlimit.notation import parse
@@ -135,6 +135,25 @@ def test_enforce_without_fields() -> None:
     assert guard.enforce(OK, NOW_US).fields == []
     assert "RateLimit" not in dict(guard.enforce(NO, NOW_US).fields)
     assert dict(guard.enforce(NO, NOW_US).fields)["Retry-After"] == "6"
+
+
+def test_enforce_for_a_policy_of_the_request() -> None:
+    """With what is shown to the key, the fields say the policy that decided, and its partition."""
+    guard = Guard("a", lambda _: "10/minute", partition=b"0123456789abcdef")
+    verdict = guard.enforce(OK, NOW_US, guard.shown_to("k", None, guard.policy_of({})))
+    assert dict(verdict.fields)["RateLimit-Policy"].startswith('"a";pk=:')
+    assert dict(verdict.fields)["RateLimit-Policy"].endswith(":;q=10;w=60")
+
+
+def test_what_is_shown_of_a_policy_is_kept_for_some() -> None:
+    """A tier's part of the fields is made once; made-up policies don't grow the memory."""
+    guard = Guard("a", lambda _: "10/minute")
+    tier = guard.shown_to("k", None, TokenBucket(10, 60))
+    assert guard.shown_to("other", None, TokenBucket(10, 60)) is tier
+    for limit in range(1, 1001):
+        guard.shown_to("k", None, TokenBucket(limit, 1))
+    assert len(guard._prepared) <= 256
+    assert guard.shown_to("k", None, TokenBucket(10, 60)) == tier
 
 
 def test_repr_tells_guards_apart() -> None:

@@ -37,12 +37,10 @@ def test_only_some_methods() -> None:
     """`methods` in any letter case; the others pass, and so do those that are skipped by default."""
     posts = guard(methods=["post", "PUT"])
     assert [posts.exempt(method, "/") for method in ("POST", "PUT", "GET", "OPTIONS")] == [False, False, True, True]
+    assert not posts.exempt("post", "/")
     assert not guard(methods=["OPTIONS"], skip_methods=()).exempt("OPTIONS", "/")
     with pytest.raises(ConfigError, match="OPTIONS is in methods and in skip_methods"):
         guard(methods=["OPTIONS"])
-
-
-KEYS = keys.client_ip()
 
 
 @pytest.mark.parametrize(
@@ -63,6 +61,11 @@ KEYS = keys.client_ip()
         (["::/64"], keys.address_key("::1"), True),
         (["10.0.0.0/8"], "header:10.1.2.3", False),
         (["10.0.0.0/8"], "10.1.2.3", False),
+        (["10.0.0.0/8"], "10.0.0.0/8", False),
+        (["10.1.2.3"], "10.1.2.3", False),
+        (["10.1.2.3"], "ip:10.1.2.3", True),
+        ([b"10.1.2.3"], "10.1.2.3", True),
+        ([b"10.1.2.3"], "ip:10.1.2.3", False),
         (["10.0.0.0/8"], "net:nonsense/8", False),
         (["10.0.0.0/8"], "net:10.0.0.0/99", True),
         (["10.0.0.0/8"], "net:10.0.0.0/" + "9" * 5000, True),
@@ -110,6 +113,8 @@ def test_allowed_keys_are_skipped() -> None:
     ours = guard(allow_keys=["ours", "10.0.0.0/8"])
     assert [ours.skipped("GET", "/", key) for key in ("ours", "ip:10.0.0.1", "theirs")] == [True, True, False]
     assert guard(deny_keys=["bad"]).denies("bad")
+    # A key of one's own may be the bare address; to deny it too can't let anybody in.
+    assert all(guard(deny_keys=["10.1.2.3"]).denies(key) for key in ("ip:10.1.2.3", "10.1.2.3"))
     assert guard().denies(keys.DENY)
     assert not guard(deny_keys=["bad"]).denies("good")
 
@@ -126,6 +131,15 @@ def test_policy_of_the_request() -> None:
     assert guard().policy_of("whatever") == TokenBucket(10, 60)
 
 
+async def nothing(_: Any) -> None:
+    """A coroutine function, where none can work."""
+
+
+class AsyncObject:
+    async def __call__(self, _: Any) -> bool:
+        return False
+
+
 @pytest.mark.parametrize(
     ("options", "hint"),
     [
@@ -136,6 +150,9 @@ def test_policy_of_the_request() -> None:
         ({"paths": "/api"}, "list of texts"),
         ({"paths": ["api"]}, "must begin with '/'"),
         ({"methods": "POST"}, "list of texts"),
+        *(({field: nothing}, f"{field} must be an ordinary callable") for field in ("key", "policy", "cost")),
+        ({"consume_on": nothing}, "consume_on must be an ordinary callable"),
+        ({"consume_on": AsyncObject()}, "consume_on must be an ordinary callable"),
     ],
     ids=str,
 )

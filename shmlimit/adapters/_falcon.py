@@ -19,8 +19,9 @@ _ATTRIBUTE = "_shmlimit_seen"
 class _Refusal(falcon.HTTPError):
     """What the limiter raises: answered like all errors of the application, or where a guard wants it so as a problem.
 
-    Clients that prefer XML, and what the application registered, get those. With the decorator alone a problem's media
-    type is `application/json`, as falcon's serializer has it: only a middleware comes after that.
+    Clients that prefer XML, and what the application registered, get those. With the decorator alone, and with
+    `independent_middleware=False`, a problem's media type is `application/json`, as falcon's serializer has it: only a
+    middleware's last step comes after that.
     """
 
     problem: bytes | None = None
@@ -81,7 +82,9 @@ class Seen(Outcome):
         # NOTE: falcon writes the body, in the form in which this application answers all its errors.
         headers = [field for field in verdict.fields if field[0] != "Content-Type"]
         self.fields = [field for field in headers if "RateLimit" in field[0]] or self.fields
+        self.pending.clear()  # what others wait to charge by a response: this isn't the application's
         if isinstance(resp, falcon.Response):
+            _drop(resp)
             # NOTE: set here as well, an error handler of the application that answers by itself needn't know of them.
             resp.set_headers(headers)
         self.problem = verdict.body if ("Content-Type", PROBLEM) in verdict.fields else None
@@ -101,11 +104,11 @@ class Seen(Outcome):
         if verdict.status is None:
             self.fields = verdict.fields or self.fields
             return
+        _drop(resp)
         resp.status = verdict.status
-        resp.stream = resp.media = None
         resp.data, resp.text = None, verdict.body.decode()
         resp.set_headers(verdict.fields)
-        self.fields, self.problem = (), None
+        self.fields = ()
 
     def write(self, resp: Any) -> None:
         """Put the fields over what the application set."""
@@ -116,8 +119,17 @@ class Seen(Outcome):
                     resp.delete_header(name)
             resp.set_headers(self.fields)
         # NOTE: the serializer of errors names its JSON after it has asked for it. Another body is the application's.
-        if self.problem is not None and resp is not None and resp.data is self.problem:
+        if self.problem is not None and isinstance(resp, falcon.Response) and resp.data is self.problem:
             resp.content_type = PROBLEM
+
+
+def _drop(resp: Any) -> None:
+    """Take back what the application made for a body, and what says how that is encoded."""
+    resp.stream = resp.media = None
+    if hasattr(resp, "sse"):  # ASGI: events come before every other body
+        resp.sse = None
+    for name in ("Content-Encoding", "Content-Length"):
+        resp.delete_header(name)
 
 
 def status_of(resp: Any, error: Exception | None = None) -> int:

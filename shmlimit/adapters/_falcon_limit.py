@@ -21,7 +21,7 @@ from shmlimit.stores.base import Store
 T = TypeVar("T", bound=Callable[..., Any])
 X = TypeVar("X")
 
-EXEMPT = "_shmlimit_exempt"
+_EXEMPT = "_shmlimit_exempt"
 
 _RESPONDER = re.compile(rf"on_(request|{'|'.join(COMBINED_METHODS)})(_\w+)?", re.IGNORECASE)
 _OWN = "_shmlimit_limited"
@@ -76,13 +76,18 @@ def limit(
 
 
 def exempt(target: X) -> X:
-    """Leave a responder out of the `limit` of its class; or a whole resource, also out of what a middleware decides
-    after routing. What a middleware decides before that it can't take back: that is what `skip_paths` is for.
+    """Leave a responder out of the `limit` of its class; or a whole resource, and what inherits from it, out of what a
+    middleware decides after routing. What that decides before it can't take back: `skip_paths` is for that.
     """
     if not isinstance(target, type) and not inspect.isroutine(target):
         raise ConfigError(f"exempt decorates a responder or a resource class, not {target!r}")
-    setattr(target, EXEMPT, True)
+    setattr(target, _EXEMPT, True)
     return target
+
+
+def is_exempt(target: object) -> bool:
+    """Whether `exempt` was said of it, or of a class that it inherits from."""
+    return getattr(target, _EXEMPT, None) is True  # a proxy has every attribute, but hardly this one
 
 
 def _limit_class(resource: type, gate: Callable[[str], Gate]) -> None:
@@ -92,7 +97,7 @@ def _limit_class(resource: type, gate: Callable[[str], Gate]) -> None:
             found = True
             if isinstance(inspect.getattr_static(resource, name), staticmethod | classmethod):
                 raise ConfigError(f"{_name(resource)}.{name} must be an ordinary method to be limited")
-            if not hasattr(responder, _OWN) and not hasattr(responder, EXEMPT):
+            if not hasattr(responder, _OWN) and not is_exempt(responder):
                 setattr(resource, name, _limited(responder, gate(f"{_name(resource)}.{name}")))
     if not found:
         raise ConfigError(f"{_name(resource)} has no responder (on_get, on_post, …) to limit")

@@ -6,14 +6,16 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
+from http import HTTPStatus
 from typing import Any, Final, TypeAlias, TypeVar
 
 from shmlimit import fields
+from shmlimit._rules import check_sync
 from shmlimit.adapters._outcome import Asked, Outcome, Refusals
 from shmlimit.adapters._phases import Answers, after, arun, before, run
 from shmlimit.errors import ConfigError, StoreError
 from shmlimit.guard import Guard, KeyFunction, Verdict
-from shmlimit.keys import DENY, Deny, client_ip, needs_route
+from shmlimit.keys import DENY, client_ip, needs_route
 from shmlimit.limiter import check_policy, check_store
 from shmlimit.policies.base import Decision, Policy
 from shmlimit.stores.base import Store, coroutine_of
@@ -79,6 +81,7 @@ class Gate:
         "_denied",
         "_failures",
         "_guards",
+        "_listed",
         "_places",
         "_plain",
         "_refusals",
@@ -93,16 +96,17 @@ class Gate:
         _check_guards(guards)
         if key is not None and not callable(key):
             raise ConfigError(f"key must be a callable of the request, such as keys.client_ip(), not {key!r}")
+        check_sync("key", key)
         key = key or client_ip()
         keyed = [(guard, guard.key or key) for guard in guards]
         later = [pair for pair in keyed if routed and needs_route(pair[1])]
         self._guards = guards
         self._places = {guard.name: place for place, guard in enumerate(guards)}
         self._plain = not any(guard.shadow or guard.consume_on for guard in guards)
-        self._denied = Verdict(*fields.denied(guards))
+        self._denied, self._listed = fields.denied(guards), fields.denied(guards, listed=True)
         self._steps = [pair for pair in keyed if pair not in later], later
         self.routed = bool(later)
-        self._failures = 0
+        self._failures: dict[_Outage, int] = {}
         self._refusals = Refusals()
         self._store: Store | None = None
         # PERF: one guard without rare options, as nearly all have it, goes a shorter way: 0.9 µs of 5.5.
@@ -138,7 +142,7 @@ class Gate:
         except StoreError as error:
             return self._failed(error, asked)
         if self._failures:
-            self._recovered()
+            self._recovered(asked)
         return self._verdict(asked, decisions, outcome, step)
 
     async def acheck(
@@ -169,7 +173,7 @@ class Gate:
         except StoreError as error:
             return self._failed(error, asked)
         if self._failures:
-            self._recovered()
+            self._recovered(asked)
         return self._verdict(asked, decisions, outcome, step)
 
     def settle(self, outcome: Outcome, status: int) -> Verdict:
@@ -178,17 +182,19 @@ class Gate:
         """
         pending = outcome.pending.pop(self, [])
         try:
-            return self._settled(run(after(pending, status), partial(getattr, self._store)), outcome)
+            answers = run(after(pending, status), partial(getattr, self._store))
         except StoreError as error:
-            return self._failed(error, pending)
+            return self._failed(error, pending, "charging responses")
+        return self._settled(answers, pending, outcome)
 
     async def asettle(self, outcome: Outcome, status: int) -> Verdict:
         """`settle` for an event loop."""
         pending = outcome.pending.pop(self, [])
         try:
-            return self._settled(await arun(after(pending, status), partial(coroutine_of, self._store)), outcome)
+            answers = await arun(after(pending, status), partial(coroutine_of, self._store))
         except StoreError as error:
-            return self._failed(error, pending)
+            return self._failed(error, pending, "charging responses")
+        return self._settled(answers, pending, outcome)
 
     def _who_alone(self, method: str, path: str, request: Any) -> str | bytes | Verdict:
         """`_who` for `_alone`: the key, or the verdict where nothing is charged."""
@@ -201,14 +207,17 @@ class Gate:
         if who is None:
             return PASS
         guard.check_key(who)
-        known: str | bytes | Deny = who
-        return self._denied if known is DENY else known
+        if who is DENY:
+            status, headers, body = self._denied
+            return Verdict(status, [*headers], body)
+        known: str | bytes = who
+        return known
 
     def _verdict_alone(self, who: str | bytes, decision: Decision, outcome: Outcome | None) -> Verdict:
         """`_verdict` for `_alone`; what passes, with nothing to tell in the log, goes the short way."""
         guard, _, policy, cost = self._alone
         if self._failures:
-            self._recovered()
+            self._recovered([(guard, (policy, who, cost))])
         if not decision.allowed or self._refusals.followed or outcome is None or outcome.entries:
             return self._verdict([(guard, (policy, who, cost))], [decision], outcome, FIRST)
         outcome.entries.append((guard, decision))
@@ -238,7 +247,8 @@ class Gate:
                 if who is DENY or (guard.by_key and who in guard.deny_keys):
                     if guard.shadow:
                         continue
-                    return self._denied
+                    status, headers, body = self._denied if who is DENY else self._listed
+                    return Verdict(status, [*headers], body)
                 cost = guard.cost
                 asked.append((guard, (policy, who, cost if type(cost) is int else guard.units(request))))
         return asked or PASS
@@ -276,23 +286,23 @@ class Gate:
         if answers.shadows:
             self._log(answers.shadows)
         if answers.error is not None:
-            self._fail(answers.error, "what shadow guards would refuse isn't known")
-        elif self._failures:
-            self._recovered()
+            self._fail(answers.error, _SHADOWS, "what shadow guards would refuse isn't known")
+        elif self._failures and answers.shadows:
+            self._told_end(_SHADOWS)
+        if self._failures and answers.firm and all(decision for _, decision in answers.firm):  # else it only looked
+            self._recovered([one for one, _ in answers.firm])
         if not answers.firm:
-            return PASS if not outcome.entries else self._fields(outcome)
+            return PASS
         asked, decisions = zip(*answers.firm, strict=True)
         return self._verdict(list(asked), list(decisions), outcome, step)
 
-    def _settled(self, answers: Answers, outcome: Outcome) -> Verdict:
+    def _settled(self, answers: Answers, pending: list[Asked], outcome: Outcome) -> Verdict:
+        if self._failures and answers.firm:
+            self._recovered(pending, "charging responses")
         for (guard, _), decision in answers.firm:
             # The response is the application's, whatever was left: a quota that others have spent meanwhile shows as
             # spent, and refuses the next.
             outcome.replace(guard.name, decision._replace(allowed=True, retry_after_us=0))
-        self._log(answers.firm)
-        return self._fields(outcome)
-
-    def _fields(self, outcome: Outcome) -> Verdict:
         return Verdict(None, fields.response_fields(outcome.entries, time.time_ns() // 1000))
 
     def _log(self, decided: Iterable[tuple[Asked, Decision]]) -> None:
@@ -338,22 +348,48 @@ class Gate:
     def _shown(self, guard: Guard, key: str | bytes, policy: Policy) -> fields.Limit:
         return guard.shown_to(key, getattr(self._store, "secret", None), policy)
 
-    def _failed(self, error: StoreError, asked: list[Asked]) -> Verdict:
+    def _failed(self, error: StoreError, asked: list[Asked], phase: str = "") -> Verdict:
         """The verdict without a decision."""
         firm = [guard for guard, _ in asked if not guard.shadow]
         fail_open = all(guard.fail_open for guard in firm)
-        self._fail(error, "requests pass unlimited" if fail_open else "requests are answered with 503")
+        meanwhile = "requests pass unlimited" if fail_open else "requests are answered with 503"
+        self._fail(error, _outage(asked, phase), meanwhile)
         return PASS if fail_open else Verdict(*fields.unavailable(firm))
 
-    def _fail(self, error: StoreError, meanwhile: str) -> None:
+    def _fail(self, error: StoreError, outage: _Outage, meanwhile: str) -> None:
         """Logged when failures begin and when they end, not once a request."""
-        if not self._failures:
-            log.error("%s: the store failed (%s); %s until it answers again", _names(self._guards), error, meanwhile)
-        self._failures += 1
+        times = self._failures.get(outage, 0)
+        self._failures[outage] = times + 1
+        if not times:
+            log.error("%s: the store failed (%s); %s until it answers again", self._of(outage), error, meanwhile)
 
-    def _recovered(self) -> None:
-        log.warning("%s: the store answers again, after %d requests", _names(self._guards), self._failures)
-        self._failures = 0
+    def _recovered(self, asked: list[Asked], phase: str = "") -> None:
+        self._told_end(_outage(asked, phase))
+
+    def _told_end(self, outage: _Outage) -> None:
+        times = self._failures.pop(outage, None)
+        if times is not None:
+            log.warning("%s: the store answers again, after %d requests", self._of(outage), times)
+
+    def _of(self, outage: _Outage) -> str:
+        """The guards of an outage, and what of theirs failed where that isn't the decision."""
+        phase, *names = outage
+        found = [guard for guard in self._guards if guard.name in names or (guard.shadow and outage == _SHADOWS)]
+        return _names(found) + (f", {phase}" if phase else "")
+
+
+_Outage: TypeAlias = "tuple[str, ...]"
+"""What failed, and the names of the guards that were asked.
+
+What answers may be something else than what fails: a store looks while it can't write, or is two stores in one. The end
+of an outage is that the same is answered again.
+"""
+
+_SHADOWS: _Outage = ("",)
+
+
+def _outage(asked: list[Asked], phase: str) -> _Outage:
+    return (phase, *[guard.name for guard, _ in asked if not guard.shadow])
 
 
 def _check_guards(guards: Sequence[Guard]) -> None:
@@ -408,7 +444,22 @@ def checked_refuse(refuse: object) -> Refuse | None:
         raise ConfigError(
             f"refuse must be a callable of the request and the verdict that gives a Verdict, not {refuse!r}"
         )
+    check_sync("refuse", refuse)
     return refuse
+
+
+def with_length(verdict: Verdict) -> fields.Fields:
+    """All fields of an answer, also of one that the application made of it."""
+    kept = [field for field in verdict.fields if field[0].lower() != "content-length"]
+    return [*kept, ("Content-Length", str(len(verdict.body)))]
+
+
+def phrase(status: int) -> str:
+    """The words for a status; an application may have chosen one that nobody registered."""
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return "Refused"
 
 
 def below_mount(path: str, root: str) -> str:

@@ -7,6 +7,7 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TypeAlias
 
 from shmlimit import fields
@@ -57,52 +58,80 @@ class Outcome(Mapping[str, Decision]):
 
 
 class _Refused:
-    __slots__ = ("since_us", "times")
+    __slots__ = ("last_us", "since_us", "times")
 
     def __init__(self, since_us: int) -> None:
         self.since_us, self.times = since_us, 0
+        self.last_us = since_us
 
 
 class Refusals:
     """Says in the log when a key begins to be refused and when it is allowed again: two lines, never one a request.
 
-    It remembers the last `MOST` refused keys of this process; of one that is forgotten for another, that is said. The
-    lines are of level INFO, `refused …` and `allowed again …`, with `name=value` in them and the same as the record's
-    attribute `shmlimit`, a dict.
+    A key that always asks for more than its limit is allowed and refused by turns. So the end is told when it is
+    allowed and `QUIET_US` have passed since it was last refused; `seconds` lie between its first and last refusal.
+
+    It remembers `MOST` refused keys of this process. The longest quiet one is forgotten for another, and that is said.
+    While none is quiet others aren't followed, which is said once: whoever makes up keys can't fill the log.
+
+    The lines are of level INFO, `refused …` and `allowed again …`, with `name=value` in them and the same as the
+    record's attribute `shmlimit`, a dict.
     """
 
     MOST = 1_024
+    QUIET_US = 60_000_000
 
-    __slots__ = ("_secret", "followed")
+    __slots__ = ("_overfull", "_secret", "followed")
 
     def __init__(self) -> None:
-        # While there is anybody, there is an end to be told.
+        # The last refused is last. While there is anybody, there is an end to be told.
         self.followed: OrderedDict[tuple[str, bool, str | bytes], _Refused] = OrderedDict()
+        self._overfull = False
         self._secret = secrets.token_bytes(32)
 
     def refused(self, guard: Guard, charge: Charge, decision: Decision, secret: bytes | None) -> None:
         """A guard refused, or as a shadow would have."""
         policy, key, cost = charge
         place = guard.name, guard.shadow, key
+        now_us = time.monotonic_ns() // 1000
         found = self.followed.get(place)
         if found is None:
-            if len(self.followed) >= self.MOST:
-                gone, what = self.followed.popitem(last=False)
-                self._tell("no longer followed", {"guard": gone[0], "refusals": what.times})
-            found = self.followed[place] = _Refused(time.time_ns() // 1000)
+            if len(self.followed) >= self.MOST and not self._room(guard, now_us):
+                return
+            found = self.followed[place] = _Refused(now_us)
             word = "would be refused" if guard.shadow else "refused"
             told = {"guard": guard.name, "key": self._shown(guard, key, secret), "policy": str(policy), "cost": cost}
             self._tell(word, told | {"retry_after": decision.retry_after})
         found.times += 1
+        found.last_us = now_us
+        with suppress(KeyError):  # another thread may just have told its end
+            self.followed.move_to_end(place)
 
     def allowed(self, guard: Guard, charge: Charge, secret: bytes | None) -> None:
         """A guard allowed: tells the end of what it refused before, if it did."""
         _, key, cost = charge
-        found = self.followed.pop((guard.name, guard.shadow, key), None) if cost else None
-        if found is not None:
-            lasted_s = round((time.time_ns() // 1000 - found.since_us) / 1e6, 3)
+        place = guard.name, guard.shadow, key
+        found = self.followed.get(place) if cost else None
+        if found is None or time.monotonic_ns() // 1000 - found.last_us < self.QUIET_US:
+            return
+        if self.followed.pop(place, None) is not None:  # of several threads one finds it
+            lasted_s = round((found.last_us - found.since_us) / 1e6, 3)
             told = {"guard": guard.name, "key": self._shown(guard, key, secret), "refusals": found.times}
             self._tell("allowed again", told | {"seconds": lasted_s})
+
+    def _room(self, guard: Guard, now_us: int) -> bool:
+        """Forget a key that is quiet, for one of this guard; `False` if there is none."""
+        gone, found = self.followed.popitem(last=False)
+        if now_us - found.last_us >= self.QUIET_US:
+            self._overfull = False
+            self._tell("no longer followed", {"guard": gone[0], "refusals": found.times})
+            return True
+        self.followed[gone] = found
+        self.followed.move_to_end(gone, last=False)
+        if not self._overfull:
+            self._overfull = True
+            self._tell("too many to follow", {"guard": guard.name, "keys": self.MOST})
+        return False
 
     def _shown(self, guard: Guard, key: str | bytes, secret: bytes | None) -> str | bytes:
         if guard.log_keys == "plain":

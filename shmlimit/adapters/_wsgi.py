@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 class Settling:
     """A response that may be charged: what the application starts waits until it is settled.
 
-    That is when the first part of the body comes, or its end, or `write` is called; the rest is streamed as ever.
+    That is when the first part of the body comes, or its end, or `write` is called; the rest is streamed as ever. An
+    exception before that is a 500, whatever was started.
     """
 
     def __init__(
@@ -36,15 +37,18 @@ class Settling:
 
     def run(self, app: WSGIApplication, environ: dict[str, Any]) -> Iterable[bytes]:
         """The application's response, or what to answer instead where the store failed."""
-        chunks = app(environ, self._start)
+        chunks: Iterable[bytes] = ()
         try:
+            chunks = app(environ, self._start)
             iterator = iter(chunks)
             first = next(iterator, None)
             while first == b"" and self._started is None:  # PEP 3333: started before the first part that isn't empty
                 first = next(iterator, None)
             instead = self._settle()
-        except BaseException:
+        except BaseException as error:
             _close(chunks)
+            if isinstance(error, Exception):
+                self._gate.settle(self._outcome, 500)
             raise
         if instead is not None:
             _close(chunks)
@@ -53,7 +57,7 @@ class Settling:
 
     def _start(self, line: str, headers: list[tuple[str, str]], *exc_info: Any) -> Any:
         if self._write is not None:  # it has begun already: with exc_info the server decides what becomes of that
-            return self._start_response(line, headers, *exc_info)
+            return self._start_response(line, self._with_fields(headers), *exc_info)
         self._started = (line, headers, *exc_info)
         return self._write_through
 
@@ -73,11 +77,13 @@ class Settling:
         if verdict.status is not None:
             self._instead = self._answer(verdict)
             return self._instead
-        fields = verdict.fields or self._fields
-        ours = families(fields)
-        kept = [header for header in headers if not ours or not header[0].lower().startswith(ours)]
-        self._write = self._start_response(line, kept + fields, *exc_info)
+        self._fields = verdict.fields or self._fields
+        self._write = self._start_response(line, self._with_fields(headers), *exc_info)
         return None
+
+    def _with_fields(self, headers: list[tuple[str, str]]) -> list[tuple[str, str]]:
+        ours = families(self._fields)
+        return [header for header in headers if not header[0].lower().startswith(ours)] + self._fields
 
 
 class _Rest:

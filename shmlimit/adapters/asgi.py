@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from functools import lru_cache
 from typing import Any, TypeAlias
 
-from shmlimit.adapters._gate import Gate, Refuse, below_mount, checked_refuse, families, wrapped
+from shmlimit.adapters._gate import Gate, Refuse, below_mount, checked_refuse, families, phrase, with_length, wrapped
 from shmlimit.adapters._outcome import Outcome
 from shmlimit.fields import Fields
 from shmlimit.guard import Guard, KeyFunction, Verdict
@@ -18,7 +18,9 @@ Send: TypeAlias = Callable[[Message], Awaitable[None]]
 Application: TypeAlias = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 _STARTS = {"http.response.start", "websocket.http.response.start"}
+_HANDSHAKES = {"websocket.accept": 101, "websocket.close": 403}  # the statuses that they are on the wire
 
+_REASON_MAX = 123  # bytes of a reason in a close frame
 
 OUTCOME = "shmlimit.ratelimit"
 """Where the application finds what was decided, in the scope: a mapping of the guards' names to decisions."""
@@ -61,7 +63,9 @@ class RateLimit:
         scope[OUTCOME] = outcome = Outcome()
         verdict = await self._gate.acheck(scope.get("method", "GET"), path, scope, outcome)
         if verdict.status is not None:
-            await _refuse(self._answer(scope, verdict), scope, receive, send)
+            # A WebSocket is refused after its "connect", if that is what comes.
+            if scope["type"] == "http" or (await receive())["type"] != "websocket.disconnect":
+                await _refuse(self._answer(scope, verdict), scope, send)
             return
         fields, ours = _prepared(verdict.fields)
         replaced = False
@@ -70,15 +74,16 @@ class RateLimit:
             nonlocal fields, ours, replaced
             if replaced:  # by a refusal; nobody waits for the rest
                 return
-            if message["type"] in _STARTS:
-                if outcome.pending:
-                    settled = await self._gate.asettle(outcome, message["status"])
-                    if settled.status is not None:
-                        replaced = True
-                        await _respond(self._answer(scope, settled), scope, message["type"], send)
-                        return
-                    if settled.fields:
-                        fields, ours = _prepared(settled.fields)
+            kind = message["type"]
+            if outcome.pending and (kind in _STARTS or kind in _HANDSHAKES):
+                settled = await self._gate.asettle(outcome, _HANDSHAKES.get(kind) or message["status"])
+                if settled.status is not None:
+                    replaced = True
+                    await _refuse(self._answer(scope, settled), scope, send)
+                    return
+                if settled.fields:
+                    fields, ours = _prepared(settled.fields)
+            if kind in _STARTS:
                 kept = [
                     header
                     for header in map(tuple, message.get("headers") or ())
@@ -87,35 +92,31 @@ class RateLimit:
                 message = {**message, "headers": kept + fields}
             await send(message)
 
-        await self._app(scope, receive, send_with_fields if fields or outcome.pending else send)
+        try:
+            await self._app(scope, receive, send_with_fields if fields or outcome.pending else send)
+        except Exception:
+            if outcome.pending:  # it started nothing; the server makes a 500 of that
+                await self._gate.asettle(outcome, 500)
+            raise
 
     def _answer(self, scope: Message, verdict: Verdict) -> Verdict:
         return verdict if self._refuse is None else self._refuse(scope, verdict)
 
 
-async def _refuse(verdict: Verdict, scope: Message, receive: Receive, send: Send) -> None:
+async def _refuse(verdict: Verdict, scope: Message, send: Send) -> None:
+    """Answer an HTTP request, or a WebSocket that isn't accepted."""
+    assert verdict.status is not None
     kind = "http.response"
     if scope["type"] == "websocket":
-        if (await receive())["type"] == "websocket.disconnect":
-            return
         kind = "websocket.http.response"
         if kind not in (scope.get("extensions") or ()):
-            await send(
-                {
-                    "type": "websocket.close",
-                    "code": 3000 + (verdict.status or 0),
-                    "reason": verdict.body.decode().strip(),
-                }
-            )
+            reason = verdict.body.decode("utf-8", "replace").strip()
+            if len(reason.encode()) > _REASON_MAX:
+                reason = phrase(verdict.status)
+            await send({"type": "websocket.close", "code": 3000 + verdict.status, "reason": reason})
             return
-    await _respond(verdict, scope, f"{kind}.start", send)
-
-
-async def _respond(verdict: Verdict, scope: Message, start: str, send: Send) -> None:
-    length = (b"content-length", b"%d" % len(verdict.body))
-    await send({"type": start, "status": verdict.status, "headers": [*_encoded(verdict.fields), length]})
-    body = b"" if scope.get("method") == "HEAD" else verdict.body
-    await send({"type": start.replace(".start", ".body"), "body": body})
+    await send({"type": f"{kind}.start", "status": verdict.status, "headers": _encoded(with_length(verdict))})
+    await send({"type": f"{kind}.body", "body": b"" if scope.get("method") == "HEAD" else verdict.body})
 
 
 def _encoded(fields: Fields) -> list[tuple[bytes, bytes]]:

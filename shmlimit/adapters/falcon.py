@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shmlimit.adapters._falcon import RateLimited, Seen, path_of
-from shmlimit.adapters._falcon_limit import EXEMPT, exempt, limit
+from shmlimit.adapters._falcon_limit import exempt, is_exempt, limit
 from shmlimit.adapters._gate import ROUTED, Gate
 from shmlimit.guard import Guard, KeyFunction
 from shmlimit.stores.base import Store
@@ -22,7 +22,8 @@ class RateLimitMiddleware:
 
     Several guards are decided all or nothing: what one of them refuses uses up none. Guards whose key needs the route
     (`keys.route`, what is composed of it, any key with a true `needs_route`) are a second such step, after routing and
-    after the others were charged. Requests without a route never come to it: 404, sinks, static routes.
+    after the others were charged. Requests without a route never come to it: 404, sinks, static routes; nor do those to
+    a resource that is false by its `__bool__` or `__len__`, because falcon tells no middleware of them.
 
     `store=None` is the table of the gunicorn hook (`shmlimit.adapters.gunicorn.install`), `key=None` is
     `keys.client_ip()`. A refusal is raised as `RateLimited`, so the application's error handlers see it; a key that is
@@ -59,13 +60,13 @@ class RateLimitMiddleware:
 
     def process_resource(self, req: Any, resp: Any, resource: object, params: object) -> None:  # noqa: ARG002
         """Limit by what needs the route (WSGI)."""
-        if self._gate.routed and not hasattr(resource, EXEMPT):
+        if self._gate.routed and not is_exempt(resource):
             seen = getattr(req, self._slot)
             seen.go_on(resp, self._gate.check(req.method, req.path, req, seen, ROUTED))
 
     async def process_resource_async(self, req: Any, resp: Any, resource: object, params: object) -> None:  # noqa: ARG002
         """Limit by what needs the route (ASGI)."""
-        if self._gate.routed and not hasattr(resource, EXEMPT):
+        if self._gate.routed and not is_exempt(resource):
             seen = getattr(req, self._slot)
             seen.go_on(resp, await self._gate.acheck(req.method, path_of(req), req, seen, ROUTED))
 

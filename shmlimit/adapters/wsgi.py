@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
-from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from shmlimit.adapters._gate import Gate, Refuse, checked_refuse, families, wrapped
+from shmlimit.adapters._gate import Gate, Refuse, checked_refuse, families, phrase, with_length, wrapped
 from shmlimit.adapters._outcome import Outcome
 from shmlimit.adapters._wsgi import Settling
 from shmlimit.guard import Guard, KeyFunction, Verdict
@@ -71,8 +70,6 @@ class RateLimit:
     def _answer(self, environ: dict[str, Any], start_response: StartResponse, verdict: Verdict) -> Iterable[bytes]:
         if self._refuse is not None:
             verdict = self._refuse(environ, verdict)
-        status, fields, body = verdict
-        assert status is not None
-        length = ("Content-Length", str(len(body)))
-        start_response(f"{status} {HTTPStatus(status).phrase}", [*fields, length])
-        return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
+        assert verdict.status is not None
+        start_response(f"{verdict.status} {phrase(verdict.status)}", with_length(verdict))
+        return [] if environ["REQUEST_METHOD"] == "HEAD" else [verdict.body]

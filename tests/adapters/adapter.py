@@ -9,6 +9,7 @@ import falcon.asgi
 
 from shmlimit.adapters import asgi, wsgi
 from shmlimit.adapters.falcon import RateLimitMiddleware
+from shmlimit.errors import StoreError
 from shmlimit.guard import Guard
 from shmlimit.stores.memory import MemoryStore
 
@@ -18,6 +19,21 @@ ADAPTERS = ["falcon wsgi", "falcon asgi", "wsgi", "asgi"]
 
 def fixed_clock(now_us: int = NOW_US) -> MemoryStore:
     return MemoryStore(clock=lambda: now_us)
+
+
+class Flaky(MemoryStore):
+    """Fails in the methods that it is told."""
+
+    failing: tuple[str, ...] = ()
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in object.__getattribute__(self, "failing"):
+
+            def fail(*_: Any, **__: Any) -> Any:
+                raise StoreError("gone")
+
+            return fail
+        return super().__getattribute__(name)
 
 
 class Adapter:
@@ -87,6 +103,11 @@ def a(**options: Any) -> Guard:
 
 def b(**options: Any) -> Guard:
     return Guard(**{"name": "b", "policy": "1/minute", "key": lambda _: "k", **options})
+
+
+def failed_logins(**options: Any) -> Guard:
+    consume_on = {"consume_on": lambda status: status == 401}
+    return Guard(**{"name": "logins", "policy": "3/hour", "key": lambda _: "k", **consume_on, **options})
 
 
 def header_of(request: Any, name: str) -> str:

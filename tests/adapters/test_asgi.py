@@ -29,7 +29,8 @@ def limited(*messages: dict[str, Any], **options: Any) -> RateLimit:
             await send(message)
 
     store = options.pop("store", None) or MemoryStore(clock=lambda: NOW_US)
-    return RateLimit(app, Guard("a", "1/minute", **{"key": lambda _: "k", **options}), store=store)
+    policy = options.pop("policy", "1/minute")
+    return RateLimit(app, Guard("a", policy, **{"key": lambda _: "k", **options}), store=store)
 
 
 def run(app: Any, scope: dict[str, Any], *received: str) -> list[dict[str, Any]]:
@@ -128,6 +129,46 @@ def test_a_websocket_that_is_refused(options: dict[str, Any], status: int, exten
     headers = dict(start["headers"])
     assert headers[b"content-length"] == b"%d" % len(body["body"])
     assert headers.get(b"retry-after") == {429: b"60", 403: None, 503: b"1"}[status]
+
+
+@pytest.mark.parametrize(("kind", "status"), [("accept", 101), ("close", 403)])
+def test_a_websocket_is_charged_by_its_handshake(kind: str, status: int) -> None:
+    """Accepted it is a 101, closed before that a 403: once, whatever is sent afterwards."""
+    seen: list[int] = []
+    messages = [{"type": f"websocket.{kind}"}, {"type": "websocket.close"}]
+    app = limited(*messages, policy="2/minute", consume_on=lambda status: seen.append(status) or True)
+    assert [run(app, WEBSOCKET) for _ in range(2)] == [messages] * 2
+    assert [message["type"] for message in run(app, WEBSOCKET, "websocket.connect")] == ["websocket.close"]
+    assert seen == [status] * 2
+
+
+@pytest.mark.parametrize("extensions", [{}, {"websocket.http.response": {}}])
+def test_a_websocket_that_cannot_be_charged(extensions: dict[str, Any]) -> None:
+    """The store fails where it would be accepted: it is refused instead, and nothing else is sent."""
+    store = FailingStore(MemoryStore(clock=lambda: NOW_US))
+
+    def consume_on(_status: int) -> bool:
+        store.failing = True
+        return True
+
+    app = limited({"type": "websocket.accept"}, {"type": "websocket.send"}, store=store, consume_on=consume_on)
+    sent = run(app, {**WEBSOCKET, "extensions": extensions})
+    if extensions:
+        assert [message["type"].rpartition(".")[2] for message in sent] == ["start", "body"]
+        assert sent[0]["status"] == 503
+    else:
+        assert [(message["type"], message["code"]) for message in sent] == [("websocket.close", 3503)]
+
+
+@pytest.mark.parametrize("body", [None, b"\xff" * 100, "é".encode() * 62], ids=["problem", "bytes", "long"])
+def test_the_reason_of_a_close_fits(body: bytes | None) -> None:
+    """Whatever the body is, a frame has room for the reason."""
+    app = limited({"type": "websocket.accept"}, problem=True)
+    if body is not None:
+        app._refuse = lambda _scope, verdict: verdict._replace(body=body)
+    run(app, WEBSOCKET)
+    (close,) = run(app, WEBSOCKET, "websocket.connect")
+    assert close["reason"] == "Too Many Requests"
 
 
 def test_a_websocket_that_has_gone() -> None:

@@ -8,32 +8,15 @@ from typing import Any
 
 import pytest
 
-from shmlimit import parse
-from shmlimit.adapters import _outcome
-from shmlimit.errors import ConfigError, StoreError
+from shmlimit import keys, parse
+from shmlimit.errors import ConfigError
 from shmlimit.guard import Guard, Verdict
-from shmlimit.stores.memory import MemoryStore
-from tests.adapters.adapter import ADAPTERS, Adapter, a, b, fixed_clock, header_of
+from tests.adapters.adapter import ADAPTERS, Adapter, Flaky, a, b, failed_logins, fixed_clock, header_of
 
 
 @pytest.fixture(params=ADAPTERS)
 def adapter(request: pytest.FixtureRequest) -> Adapter:
     return Adapter(request.param)
-
-
-class Flaky(MemoryStore):
-    """Fails in the methods that it is told."""
-
-    failing: tuple[str, ...] = ()
-
-    def __getattribute__(self, name: str) -> Any:
-        if name in object.__getattribute__(self, "failing"):
-
-            def fail(*_: Any, **__: Any) -> Any:
-                raise StoreError("gone")
-
-            return fail
-        return super().__getattribute__(name)
 
 
 # ---- which requests --------------------------------------------------------------------------------------------------
@@ -82,6 +65,28 @@ def test_other_paths_and_methods_pass(adapter: Adapter, ask: Callable[..., Any])
     assert ask(app, "/items/1", method="HEAD").status == 200
 
 
+def test_a_header_is_not_in_a_network(adapter: Adapter, ask: Callable[..., Any]) -> None:
+    """Whoever sends an allowed address or network as an API key is limited like anybody else."""
+    guard = Guard(
+        "a",
+        "1/hour",
+        key=keys.header("x-api-key", missing=keys.client_ip()),
+        allow_keys=["10.0.0.0/8", "192.0.2.1"],
+    )
+    app = adapter.make(guard, store=fixed_clock())
+    for made_up in ("10.0.0.0/8", "10.1.2.3", "192.0.2.1", "ip:192.0.2.1"):
+        assert [ask(app, headers={"x-api-key": made_up}).status for _ in range(2)] == [200, 429], made_up
+    assert [ask(app, peer="192.0.2.1").status for _ in range(3)] == [200] * 3
+
+
+def test_what_a_denied_request_is_told(adapter: Adapter, ask: Callable[..., Any]) -> None:
+    """Who is on a list of denied keys isn't told that the request lacks something; who is `DENY` is."""
+    listed = ask(adapter.make(a(deny_keys=["k"]), store=fixed_clock())).body
+    lacking = ask(adapter.make(a(key=lambda _: keys.DENY), store=fixed_clock())).body
+    assert b"You may not send requests here." in listed
+    assert b"says too little about who sends it" in lacking
+
+
 # ---- shadow ----------------------------------------------------------------------------------------------------------
 
 
@@ -119,6 +124,23 @@ def test_a_shadow_is_not_charged_for_what_others_refuse(adapter: Adapter, ask: C
     assert store.peek(parse("5/hour"), "k").remaining == 4
 
 
+def test_a_shadow_denies_nobody(adapter: Adapter, ask: Callable[..., Any]) -> None:
+    """Not even who is on its list, or has no key at all: those aren't counted either."""
+    store = fixed_clock()
+    listed = a(shadow=True, deny_keys=["k"])
+    app = adapter.make(listed, b(shadow=True, key=lambda _: keys.DENY), store=store)
+    assert ask(app).status == 200
+    assert len(store) == 0
+
+
+def test_a_shadow_does_not_close_an_open_guard(adapter: Adapter, ask: Callable[..., Any]) -> None:
+    """Whether requests pass while the store fails is for the guards that can refuse to say."""
+    store = Flaky()
+    store.failing = ("take",)
+    assert ask(adapter.make(a(fail_open=True), b(shadow=True), store=store)).status == 200
+    assert ask(adapter.make(a(), b(shadow=True, fail_open=True), store=store)).status == 503
+
+
 def test_a_shadow_whose_store_fails_lets_pass(
     adapter: Adapter, ask: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -137,10 +159,6 @@ def test_a_shadow_whose_store_fails_lets_pass(
 
 
 # ---- charged by the response -----------------------------------------------------------------------------------------
-
-
-def failed_logins(**options: Any) -> Guard:
-    return Guard("logins", "3/hour", key=lambda _: "k", consume_on=lambda status: status == 401, **options)
 
 
 def test_only_what_fails_is_charged(adapter: Adapter, ask: Callable[..., Any]) -> None:
@@ -191,6 +209,23 @@ def test_refused_by_another_it_is_not_charged(adapter: Adapter, ask: Callable[..
     assert store.peek(parse("3/hour"), "k").remaining == 2
 
 
+def test_what_others_spent_meanwhile_refuses_nobody(
+    adapter: Adapter, ask: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A response that can't be charged any more is the application's all the same, and shows the quota as spent."""
+    caplog.set_level(logging.INFO, "shmlimit")
+    store = fixed_clock()
+    guard = Guard(
+        "a", "3/hour", key=lambda _: "k", consume_on=lambda _status: bool(store.take(parse("3/hour"), "k", 3))
+    )
+    app = adapter.make(guard, store=store)
+    answer = ask(app)
+    assert (answer.status, answer.body) == (200, b"hello")
+    assert answer.limits == {"ratelimit-policy": '"a";q=3;w=3600', "ratelimit": '"a";r=0;t=1200'}
+    assert caplog.records == []
+    assert ask(app).status == 429
+
+
 @pytest.mark.parametrize(("fail_open", "status"), [(False, 503), (True, 401)])
 @pytest.mark.parametrize("failing", ["peek", "take"])
 def test_s55_the_same_failure_policy_in_both_phases(
@@ -206,6 +241,42 @@ def test_s55_the_same_failure_policy_in_both_phases(
     assert answer.limits.get("retry-after") == ("1" if status == 503 else None)
     assert answer.body.startswith(b"hello") == (status == 401)
     assert (b"can't answer" in answer.body) == (status == 503)
+    assert ("ratelimit" in answer.limits) == (fail_open and failing == "take")  # as it was before the response
+
+
+def test_what_says_nothing_is_charged_too(adapter: Adapter, ask: Callable[..., Any]) -> None:
+    """Without fields there is still a response to charge."""
+    app = adapter.make(failed_logins(headers="none"), store=fixed_clock())
+    adapter.status = 401
+    answers = [ask(app) for _ in range(4)]
+    assert [answer.status for answer in answers] == [401, 401, 401, 429]
+    assert [answer.limits for answer in answers] == [{}, {}, {}, {"retry-after": "1200"}]
+
+
+def test_what_has_no_room_for_the_cost_is_refused_before(adapter: Adapter, ask: Callable[..., Any]) -> None:
+    """A response that would cost more than is left doesn't come to be, although something is left."""
+    app = adapter.make(failed_logins(cost=2), store=fixed_clock())
+    adapter.status = 401
+    assert [ask(app).status for _ in range(2)] == [401, 429]
+    assert adapter.calls == 1
+
+
+def test_an_exception_is_a_500(adapter: Adapter, ask: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """An application that breaks before its response is charged for the 500 that the server makes of it."""
+    seen: list[int] = []
+    guard = Guard("a", "1/hour", key=lambda _: "k", consume_on=lambda status: seen.append(status) or status == 500)
+    app = adapter.make(guard, store=fixed_clock())
+
+    def fail(_self: Adapter, _name: str, _value: Any) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(Adapter, "__setattr__", fail)  # the application counts its calls first
+    if adapter.falcon:
+        assert ask(app).status == 500
+    else:
+        with pytest.raises(RuntimeError, match="broken"):
+            ask(app)
+    assert (ask(app).status, seen) == (429, [500])
 
 
 def test_a_store_without_peek_is_told(adapter: Adapter) -> None:
@@ -236,10 +307,9 @@ def test_the_handler_finds_the_decisions(adapter: Adapter, ask: Callable[..., An
     assert "b" not in adapter.outcome
 
 
+@pytest.mark.parametrize("adapter", ["wsgi", "asgi"], indirect=True)
 def test_another_answer_for_refusals(adapter: Adapter, ask: Callable[..., Any]) -> None:
-    """The wrappers take a callable that makes the answer; falcon has error handlers for that."""
-    if adapter.falcon:
-        pytest.skip("falcon's error handlers: test_falcon.py")
+    """The wrappers take a callable that makes the answer; falcon has error handlers for that (test_falcon_rules.py)."""
 
     def refuse(request: Any, verdict: Verdict) -> Verdict:
         assert verdict.status == 429
@@ -254,54 +324,51 @@ def test_another_answer_for_refusals(adapter: Adapter, ask: Callable[..., Any]) 
         adapter.make(b(), store=fixed_clock(), refuse="no")
 
 
-# ---- the log ---------------------------------------------------------------------------------------------------------
+@pytest.fixture(params=["wsgi", "asgi"])
+def wrapper(request: pytest.FixtureRequest) -> Adapter:
+    """Those that take `refuse`."""
+    return Adapter(request.param)
 
 
-def test_refusals_are_told_once_and_their_end(
-    adapter: Adapter, ask: Callable[..., Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    """One line when a key begins to be refused, one when it is allowed again, whatever the number of requests."""
-    caplog.set_level(logging.INFO, "shmlimit")
-    now_us = [1_750_000_000_000_000]
-    app = adapter.make(b(), store=MemoryStore(clock=lambda: now_us[0]))
-    for _ in range(5):
-        ask(app)
-    now_us[0] += 60_000_000
+def test_an_answer_may_be_made_of_the_verdicts_own_fields(wrapper: Adapter, ask: Callable[..., Any]) -> None:
+    """What one refusal adds to them isn't in the next."""
+
+    def refuse(_request: Any, verdict: Verdict) -> Verdict:
+        verdict.fields.append(("X-Own", "yes"))
+        return verdict
+
+    app = wrapper.make(b(key=lambda _: keys.DENY), store=fixed_clock(), refuse=refuse)
+    for _ in range(3):
+        answer = ask(app)
+        assert answer.status == 403
+        assert [name for name, _ in answer.headers].count("x-own") == 1
+
+
+@pytest.mark.parametrize("status", [420, 429, 503])
+def test_an_answer_of_any_status_and_length(wrapper: Adapter, ask: Callable[..., Any], status: int) -> None:
+    """A status that nobody registered is fine, and there is one length, that of the body."""
+
+    def refuse(_request: Any, _verdict: Verdict) -> Verdict:
+        return Verdict(status, [("Content-Type", "text/plain"), ("content-length", "9")], b"calm")
+
+    app = wrapper.make(b(), store=fixed_clock(), refuse=refuse)
     ask(app)
-    ask(app)
-    first, second, third = [record.shmlimit for record in caplog.records]
-    assert first == {
-        "event": "refused", "guard": "b", "key": "k", "policy": "1/minute", "cost": 1, "retry_after": 60.0
-    }  # fmt: skip
-    assert second.pop("seconds") >= 0
-    assert second == {"event": "allowed again", "guard": "b", "key": "k", "refusals": 4}
-    assert third["event"] == "refused"
-    assert caplog.records[0].getMessage() == ("refused: guard='b' key='k' policy='1/minute' cost=1 retry_after=60.0")
-    assert {record.levelname for record in caplog.records} == {"INFO"}
+    answer = ask(app)
+    assert (answer.status, answer.body) == (status, b"calm")
+    assert [value for name, value in answer.headers if name == "content-length"] == ["4"]
 
 
-def test_keys_can_be_hashed_in_the_log(
-    adapter: Adapter, ask: Callable[..., Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    """With log_keys="hash" the log has what `pk` says, and never the key."""
-    caplog.set_level(logging.INFO, "shmlimit")
-    app = adapter.make(b(key=lambda _: "secret-token", log_keys="hash", partition=True), store=fixed_clock())
-    answer, _ = ask(app), ask(app)
-    pk = answer.limits["ratelimit"].partition(";pk=")[2].partition(";")[0]
-    (record,) = caplog.records
-    assert record.shmlimit["key"] == pk
-    assert "secret-token" not in record.getMessage() + str(record.__dict__)
+def test_coroutine_functions_are_refused(adapter: Adapter) -> None:
+    """What a coroutine function gives is always true and never awaited: that is told when the limiter is made."""
 
+    async def refuse(_request: Any, verdict: Verdict) -> Verdict:
+        return verdict
 
-def test_the_log_remembers_a_bounded_number_of_keys(
-    adapter: Adapter, ask: Callable[..., Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A flood of refused keys doesn't grow the memory; of a key that is forgotten for another, that is told."""
-    caplog.set_level(logging.INFO, "shmlimit")
-    monkeypatch.setattr(_outcome.Refusals, "MOST", 2)
-    app = adapter.make(b(key=lambda request: header_of(request, "x-name")), store=fixed_clock())
-    for name in "abcc":
-        for _ in range(2):
-            ask(app, headers={"x-name": name})
-    events = [(record.shmlimit["event"], record.shmlimit.get("key")) for record in caplog.records]
-    assert events == [("refused", "a"), ("refused", "b"), ("no longer followed", None), ("refused", "c")]
+    async def key(_request: Any) -> str:
+        return "k"
+
+    with pytest.raises(ConfigError, match="key must be an ordinary callable"):
+        adapter.make(Guard("a", "1/hour"), store=fixed_clock(), key=key)
+    if not adapter.falcon:
+        with pytest.raises(ConfigError, match="refuse must be an ordinary callable"):
+            adapter.make(b(), store=fixed_clock(), refuse=refuse)

@@ -12,7 +12,7 @@ import pytest
 
 from shmlimit import keys
 from shmlimit.adapters._gate import Gate
-from shmlimit.adapters._outcome import Outcome
+from shmlimit.adapters._outcome import Outcome, Refusals
 from shmlimit.adapters.falcon import RateLimitMiddleware
 from shmlimit.errors import ConfigError, StoreError
 from shmlimit.guard import Guard, Verdict
@@ -101,9 +101,13 @@ OPTIONS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("check", [plain, awaited])
 def test_it_says_what_the_long_way_says(
-    check: Callable[..., Verdict], options: dict[str, Any], caplog: pytest.LogCaptureFixture
+    check: Callable[..., Verdict],
+    options: dict[str, Any],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Verdicts, errors, what the application finds, and the log: keys of all kinds, refusals, failures, recoveries."""
+    monkeypatch.setattr(Refusals, "QUIET_US", 0)  # the ends of refusals, too
     caplog.set_level(logging.INFO, "shmlimit")
     told: list[list[str]] = []
     said: list[list[Any]] = []

@@ -11,6 +11,7 @@ from shmlimit.adapters.wsgi import RateLimit
 from shmlimit.errors import ConfigError
 from shmlimit.guard import Guard
 from shmlimit.stores.memory import MemoryStore
+from shmlimit.testing import FailingStore
 
 NOW_US = 1_750_000_000_250_000
 LIMITS = {"ratelimit-policy": '"a";q=1;w=60', "ratelimit": '"a";r=0;t=60'}
@@ -85,6 +86,160 @@ def test_the_application_may_start_again_after_an_error(ask: Callable[..., Any])
 
     answer = ask(limited(app))
     assert (answer.status, answer.limits, answer.body) == (500, LIMITS, b"oops")
+
+
+def test_a_charged_application_may_start_again_after_an_error(ask: Callable[..., Any]) -> None:
+    """Also after it was charged: the status that came first counts, and the second start has the fields too."""
+    seen: list[int] = []
+
+    def app(environ: Any, start_response: Any) -> Iterator[bytes]:
+        start_response("200 OK", [("Content-Type", "text/plain")])
+        yield b""
+        try:
+            raise RuntimeError("late")
+        except RuntimeError:
+            start_response("500 Oops", [("Content-Type", "text/plain"), ("RateLimit", "x")], sys.exc_info())
+        yield b"oops"
+
+    answer = ask(limited(app, consume_on=lambda status: seen.append(status) or True))
+    assert (answer.status, answer.limits, answer.body, seen) == (500, LIMITS, b"oops", [200])
+
+
+@pytest.mark.parametrize("started", [True, False])
+def test_an_exception_in_the_body_is_a_500(started: bool) -> None:
+    """Before its first part nothing was sent, so that is what the server makes of it; the iterable is closed."""
+    seen: list[Any] = []
+
+    class Broken:
+        def __iter__(self) -> Iterator[bytes]:
+            return self
+
+        def __next__(self) -> bytes:
+            raise RuntimeError("broken")
+
+        def close(self) -> None:
+            seen.append("closed")
+
+    def app(environ: Any, start_response: Any) -> Broken:
+        if started:
+            start_response("200 OK", [("Content-Type", "text/plain")])
+        return Broken()
+
+    guard = Guard("a", "1/minute", key=lambda _: "k", consume_on=lambda status: seen.append(status) or True)
+    wrapper = RateLimit(app, guard, store=MemoryStore(clock=lambda: NOW_US))
+    with pytest.raises(RuntimeError, match="broken"):
+        wrapper({"REQUEST_METHOD": "GET"}, lambda *_: pytest.fail("started"))
+    assert seen == ["closed", 500]
+
+
+def charged(app: Any, store: Any = None, **options: Any) -> tuple[RateLimit, list[int]]:
+    """The application with a guard that charges all its responses, and the statuses that it was charged for."""
+    seen: list[int] = []
+    guard = Guard("a", "1/minute", key=lambda _: "k", consume_on=lambda status: seen.append(status) or True, **options)
+    return RateLimit(app, guard, store=store or MemoryStore(clock=lambda: NOW_US)), seen
+
+
+def served(app: Any) -> list[Any]:
+    """What a server sends that gives an application all that PEP 3333 allows: starts, what is written, and the body."""
+    sent: list[Any] = []
+
+    def start_response(status: str, _headers: Any, *_: Any) -> Any:
+        sent.append(status)
+        return sent.append
+
+    chunks = app({"REQUEST_METHOD": "GET", "PATH_INFO": "/"}, start_response)
+    sent += chunks
+    if hasattr(chunks, "close"):
+        chunks.close()
+    return sent
+
+
+class Closed(list[bytes]):
+    """A body that counts how often it is closed."""
+
+    times = 0
+
+    def close(self) -> None:
+        self.times += 1
+
+
+def test_a_charged_application_may_write() -> None:
+    """What it writes comes after its start, in order, and before its body; it is charged once."""
+
+    def app(_environ: Any, start_response: Any) -> Closed:
+        write = start_response("401 No", [])
+        write(b"a")
+        write(b"b")
+        return body
+
+    body = Closed([b"c"])
+    wrapper, seen = charged(app)
+    assert served(wrapper) == ["401 No", b"a", b"b", b"c"]
+    assert (seen, body.times) == ([401], 1)
+
+
+@pytest.mark.parametrize("writes", [True, False])
+def test_a_replaced_response_is_closed(writes: bool) -> None:
+    """Where the store fails nothing of the application's is sent, written or given; what it gave is closed."""
+    store = FailingStore(MemoryStore(clock=lambda: NOW_US))
+
+    def app(_environ: Any, start_response: Any) -> Closed:
+        store.failing = True
+        write = start_response("401 No", [])
+        if writes:
+            write(b"a")
+            write(b"b")
+        return body
+
+    body = Closed([b"c"])
+    wrapper, seen = charged(app, store)
+    assert served(wrapper) == ["503 Service Unavailable", b"The rate limiter can't answer.\n"]
+    assert (seen, body.times) == ([401], 1)
+
+
+def test_an_application_may_start_late() -> None:
+    """Empty parts before its start are passed over."""
+
+    def app(_environ: Any, start_response: Any) -> Iterator[bytes]:
+        yield b""
+        yield b""
+        start_response("401 No", [])
+        yield b"a"
+
+    wrapper, seen = charged(app)
+    assert served(wrapper) == ["401 No", b"a"]
+    assert seen == [401]
+
+
+def test_an_application_that_never_starts() -> None:
+    """That is for the server to complain of; there is no status to charge."""
+    wrapper, seen = charged(lambda _environ, _start_response: [])
+    assert served(wrapper) == []
+    assert seen == []
+
+
+def test_a_worker_that_stops_charges_nothing() -> None:
+    """What ends the process rather than the request is no response."""
+
+    def app(_environ: Any, _start_response: Any) -> list[bytes]:
+        raise SystemExit(1)
+
+    wrapper, seen = charged(app)
+    with pytest.raises(SystemExit):
+        served(wrapper)
+    assert seen == []
+
+
+def test_a_server_that_fails_to_start_charges_once() -> None:
+    """The response was charged before the server was told of it, so not again for the exception."""
+    wrapper, seen = charged(plain)
+
+    def start_response(*_: Any) -> Any:
+        raise OSError("gone")
+
+    with pytest.raises(OSError, match="gone"):
+        wrapper({"REQUEST_METHOD": "GET"}, start_response)
+    assert seen == [200]
 
 
 def test_exc_info_reaches_the_server() -> None:
