@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import secrets
 from collections import Counter
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from _servers import Server
 
 from shmlimit import FixedWindow, Gcra, SlidingCounter, TokenBucket
 from shmlimit.stores.memcached import MemcachedStore
+from tests.stress.workers import together
 
 WORKERS = 4
 HITS = 200
@@ -47,17 +47,9 @@ def test_exactly_the_limit(server_of: Callable[[str], Server], kind: Any) -> Non
     has then lost 60, so all that was given back is there. Swaps were lost meanwhile.
     """
     policy = kind(400, YEAR)
-    context = multiprocessing.get_context("fork")
-    barrier, results = context.Barrier(WORKERS), context.Queue()
     with MemcachedStore(server_of("memcached").url, prefix=f"stress-{secrets.token_hex(6)}") as store:
         store.peek(policy, "parent")  # a connection from before the fork
-        workers = [context.Process(target=hit, args=(store, policy, barrier, results)) for _ in range(WORKERS)]
-        for worker in workers:
-            worker.start()
-        answers = [results.get(timeout=60) for _ in workers]
-        for worker in workers:
-            worker.join(60)
-        assert [worker.exitcode for worker in workers] == [0] * WORKERS
+        answers = together(hit, (store, policy), "fork", WORKERS)
         assert sum((allowed for allowed, _ in answers), Counter()) == {"one": 400, "both": 60}
         assert sum(lost for _, lost in answers) > 0
         assert store.peek(policy, "one").remaining == 0

@@ -17,6 +17,7 @@ import pytest
 
 from shmlimit import FixedWindow, SlidingLog, StoreError, TokenBucket
 from shmlimit.stores.sqlite import SqliteStore
+from tests.stress.workers import together
 
 WORKERS = 8
 YEAR = 366 * 86_400  # nothing refills meanwhile
@@ -44,19 +45,10 @@ def test_exactly_the_limit(tmp_path: Path, used_before: bool) -> None:
     """Two processes got 61 of 60, or "database is locked" (PyrateLimiter#60, #61, #67), or a denial for a busy lock
     (4.5); here 8 get 60 of 320 together, each all of its own, and no error.
     """
-    context = multiprocessing.get_context("fork")
-    barrier, results = context.Barrier(WORKERS), context.Queue()
     with SqliteStore(tmp_path / "limits.sqlite3") as store:
         if used_before:
             store.take(FEW, "parent")
-        workers = [context.Process(target=hit, args=(store, barrier, results)) for _ in range(WORKERS)]
-        for worker in workers:
-            worker.start()
-        answers = [results.get(timeout=120) for _ in workers]
-        for worker in workers:
-            worker.join(60)
-        total: Counter[str] = sum(answers, Counter())
-        assert [worker.exitcode for worker in workers] == [0] * WORKERS
+        total: Counter[str] = sum(together(hit, (store,), "fork", WORKERS), Counter())
         assert total == {"one": 60, "log": 60, "all": 60, "own": WORKERS * HITS}
         assert store.peek(SIXTY, "one").remaining == 0
 

@@ -21,10 +21,14 @@ def table_of(name: str, inherited: SharedTable | None) -> SharedTable:
 
 def run(target: Any, table: SharedTable, method: str, workers: int) -> list[Any]:
     """The answers of `workers` processes that run `target(name, inherited table, barrier, results)`."""
+    return together(target, (table.name, table if method == "fork" else None), method, workers)
+
+
+def together(target: Any, arguments: tuple[Any, ...], method: str, workers: int) -> list[Any]:
+    """The answers of `workers` processes that run `target(*arguments, barrier, results)`."""
     context = multiprocessing.get_context(method)
     barrier, results = context.Barrier(workers), context.Queue()
-    arguments = (table.name, table if method == "fork" else None, barrier, results)
-    processes = [context.Process(target=target, args=arguments) for _ in range(workers)]
+    processes = [context.Process(target=target, args=(*arguments, barrier, results)) for _ in range(workers)]
     for process in processes:
         process.start()
     answers = [results.get(timeout=120) for _ in processes]
