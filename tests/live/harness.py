@@ -54,6 +54,34 @@ def free_port() -> int:
             return port
 
 
+def app_with(limit: int, key: str = "client_ip()") -> str:
+    """An application that allows `limit` requests and then no more for days, so that every answer is foreseeable."""
+    return f"""\
+import os
+
+import falcon
+
+from shmlimit import Guard, TokenBucket
+from shmlimit.adapters.falcon import RateLimitMiddleware
+from shmlimit.keys import client_ip
+
+
+class Worker:
+    def on_get(self, req, resp):
+        resp.media = {{"worker": os.getpid()}}
+
+
+guard = Guard("test", TokenBucket({limit}, 366 * 86_400), key={key}, skip_paths=["/healthz"])
+app = falcon.App(middleware=[RateLimitMiddleware(guard)])
+app.add_route("/", Worker())
+app.add_route("/healthz", Worker())
+"""
+
+
+def segment(name: str) -> Path:
+    return SHM / name
+
+
 # -- Processes, from /proc --------------------------------------------------------------------------------------------
 
 
