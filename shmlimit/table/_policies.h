@@ -1,48 +1,6 @@
 /* State words, and what a policy makes of one: the arithmetic of policies/, once more, in integers of 64 bits.  Pure.
  * Included by _table.c alone.  The differential test drives both with the same histories. */
-#include <stdint.h>
-
-/* ---- what the Python side prepares, in its own memory ----------------------------------------------------------- */
-
-struct region {                            /* slots in buckets */
-    struct slot *slots;
-    uint64_t buckets;
-};
-
-struct table {                             /* one per attached table */
-    struct header *header;
-    struct lane *lane;                     /* this process's; chosen again after a fork */
-    struct region keys, spare;
-};
-
-struct policy {                            /* one per table and policy: all that is constant for it */
-    struct table *table;
-    uint64_t key[2];                       /* SipHash key of its fingerprints, from the secret and its identity */
-    int64_t kind;                          /* of its state words: an index of FORMATS */
-    int64_t quota;
-    int64_t period_us;                     /* of a window */
-    int64_t denominator;                   /* of a bucket: times are counted in 1/denominator microseconds: d */
-    int64_t interval;                      /* emission interval T in 1/d us, rounded up where d is capped */
-    int64_t tolerance;                     /* quota * interval */
-};
-
-struct call {                              /* one per call under way; never shared between two threads */
-    const struct policy *policy;
-    int64_t now_us;                        /* the caller's time, or -1: the table's clock */
-    uint8_t allowed;                       /* from here on: the answer, in the order of Decision ... */
-    uint8_t shared;                        /* it was decided over the state of a spare slot */
-    uint8_t full;                          /* the key found no room, not even a spare slot */
-    uint8_t in_spare;                      /* the charge is in a spare slot */
-    int64_t limit, remaining, reset_us, retry_after_us, next_us; /* ... to here */
-    uint64_t before, charged;              /* of a charge, for giving it back: the word that it found (0: a fresh state)
-                                              and the one that it wrote (0: none) */
-    int64_t tries;                         /* how often it may still look */
-};
-
-/* What a judgement and a call return: bits, NEVER for an answer without a wait, CROWDED for one that says the table is too
- * small; the answer is in `struct call`.  Below 0 there is none.  AGAIN (the slot changed under the hands) and NO_ROOM
- * stay inside. */
-enum { ANSWERED = 0, NEVER = 1, CROWDED = 2, CONTENDED = -1, CORRUPT = -2, AGAIN = -3, NO_ROOM = -4 };
+#include "_call.h"
 
 /* ---- state words ------------------------------------------------------------------------------------------------- */
 
@@ -83,25 +41,36 @@ static inline int64_t word_time(uint64_t state) {
     return (int64_t)(low(state, 64 - f->prefix_bits) >> f->rest_bits);
 }
 
+/* word_time of GCRA, the usual one, without the table. */
+static inline int64_t gcra_time_us(uint64_t state) { return (int64_t)(low(state, 63) >> 11); }
+
 /* From when on a committed state equals a fresh one, by the word alone: rounded up where only its owner knows more. */
 static int64_t expiry_us(uint64_t state) {
-    if (state >> 63)                       /* GCRA: the usual one, without the table */
-        return word_time(state) + (low(state, 11) != 0);
+    if (state >> 63)
+        return gcra_time_us(state) + (low(state, 11) != 0);
     return word_time(state) * FORMATS[kind_of(state)].unit_us;
 }
 
-static inline uint64_t gcra_word(int64_t tat, int64_t d) { return word(GCRA, (uint64_t)(tat / d), (uint64_t)(tat % d)); }
+/* PERF: where the interval is whole, d is 1, and no division is made: 3 to 5 of them in a decision, 15 ns of 80. */
+static inline uint64_t gcra_word(int64_t tat, int64_t d) {
+    return d == 1 ? word(GCRA, (uint64_t)tat, 0) : word(GCRA, (uint64_t)(tat / d), (uint64_t)(tat % d));
+}
 
 static inline int64_t gcra_tat(uint64_t state, int64_t d) {
     int64_t fraction = (int64_t)low(state, 11);
-    return word_time(state) * d + (fraction < d ? fraction : d - 1);
+    return gcra_time_us(state) * d + (fraction < d ? fraction : d - 1);
 }
 
 /* ---- deciding ----------------------------------------------------------------------------------------------------- */
 
 static inline int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
 
-static inline int64_t up(int64_t n, int64_t d) { return n / d + (n % d != 0); } /* n >= 0, also the largest there is */
+/* Rounded up, for n >= 0, also the largest there is.  PERF: see gcra_word. */
+static inline int64_t up(int64_t n, int64_t d) {
+    if (d == 1)
+        return n;
+    return n / d + (n % d != 0);
+}
 
 /* The generic cell rate algorithm, as in policies/gcra.py, in 1/d us.  64 bits are enough: a cost above the quota is
  * decided before it is multiplied, and nothing is added to the arrival time before the request is known to fit. */

@@ -25,13 +25,17 @@
 #include "_share.h"
 
 #define EXPORT __attribute__((visibility("default")))
-#define ABI 3
 
 /* ---- deciding ------------------------------------------------------------------------------------------------------ */
 
 EXPORT int shmlimit_take(struct call *call, const unsigned char *key, int length, int cost) {
     struct request r = request(call, key, length, cost, TAKE);
     return decide(&r);
+}
+
+/* The same for a cost of 1.  PERF: an argument less for ctypes, 25 ns. */
+EXPORT int shmlimit_take_one(struct call *call, const unsigned char *key, int length) {
+    return shmlimit_take(call, key, length, 1);
 }
 
 EXPORT int shmlimit_peek(struct call *call, const unsigned char *key, int length, int cost) {

@@ -1,4 +1,5 @@
-"""The C helper through ctypes: its structures, its signatures, and which library is loaded.
+"""The C helper through ctypes: its structures, its signatures, and which library is loaded; and whether `take` may be a
+builtin over it.
 
 SAFETY: the calls that decide (`take`, `peek`, `charge`, `give_back`, `reset`) are undeclared, since converting declared
 arguments costs more than the decision. ctypes then cuts integers to 32 bits without a word and takes any object as a
@@ -8,14 +9,21 @@ pointer: callers check key, cost and length first (see table.py).
 from __future__ import annotations
 
 import ctypes
+import os
+import sys
+from _ctypes import CFuncPtr
 from ctypes import POINTER, Structure, c_char_p, c_int, c_int64, c_uint8, c_uint64, c_void_p
 from functools import cache
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 from shmlimit.errors import StoreError
 
-ABI = 3
+ABI = 4
 LIBRARY = Path(__file__).with_name("_table.so")
+REFUSE = "SHMLIMIT_FAST"
+"""The environment variable that, when it is `0` as the first table is opened, keeps a process to ctypes."""
 
 # What the deciding calls return, in bits: the answer lies in `struct call`, for NEVER without a wait; CROWDED says that
 # the table is too small. Below 0 there is no answer.
@@ -79,6 +87,14 @@ class Call(Structure):
     )
 
 
+class _Undeclared(CFuncPtr):
+    """A function that holds the GIL, and of which ctypes knows no types. PERF: not even of its result, which is then an
+    int: a type would be looked up in each call (15 ns of 150).
+    """
+
+    _flags_ = ctypes.PyDLL._func_flags_
+
+
 class Helper:
     """The loaded library.
 
@@ -103,11 +119,12 @@ class Helper:
             )
         if abi != ABI:
             raise StoreError(f"{path} is of another version ({abi}, expected {ABI}): install shmlimit again")
-        self.take = fast.shmlimit_take
-        self.peek = fast.shmlimit_peek
-        self.reset = fast.shmlimit_reset
-        self.charge = fast.shmlimit_charge
-        self.give_back = fast.shmlimit_give_back
+        self.take = _Undeclared(("shmlimit_take", fast))
+        self.take_one = _Undeclared(("shmlimit_take_one", fast))
+        self.peek = _Undeclared(("shmlimit_peek", fast))
+        self.reset = _Undeclared(("shmlimit_reset", fast))
+        self.charge = _Undeclared(("shmlimit_charge", fast))
+        self.give_back = _Undeclared(("shmlimit_give_back", fast))
         self.count = _declare(fast.shmlimit_count, None, POINTER(Table), c_int, c_int, c_int, c_int)
         self.clock_offset_us = _declare(fast.shmlimit_clock_offset_us, c_int64)
         self.now_us = _declare(fast.shmlimit_now_us, c_int64, POINTER(Table))
@@ -127,3 +144,17 @@ def _declare(function: ctypes._NamedFuncPointer, result: type | None, *arguments
 def helper() -> Helper:
     """The helper, loaded at the first use; a `StoreError` that says what to do where that can't be."""
     return Helper(LIBRARY)
+
+
+@cache
+def builtins() -> ModuleType | None:
+    """`_fast.c`, which makes `take` a builtin. `None` where it isn't to be used: it wasn't built or is of another
+    version, the environment refuses it, or this Python was built to run without a GIL, which it relies on.
+    """
+    if os.environ.get(REFUSE) == "0" or "t" in sys.abiflags:
+        return None
+    try:
+        module = import_module("shmlimit.table._fast")
+    except ImportError:
+        return None
+    return module if module.ABI == ABI else None

@@ -13,6 +13,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterable
 from mmap import mmap
+from types import MethodType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shmlimit.errors import ContentionError, LayoutError, StoreError
@@ -29,6 +30,11 @@ if TYPE_CHECKING:
     import numpy as np
     from typing_extensions import Self
 
+Call: TypeAlias = tuple[Any, memoryview, native.Call]
+"""For one call at a time: its prepared argument, a view of its answer, and the structure (which keeps all mapped)."""
+
+Pool: TypeAlias = deque[Call]
+
 NOW_MAX_US = 4_133_980_800_000_000  # 2101-01-01: with the longest refill on top it still fits a state word
 # Of keys and costs: above every quota, within a C int, and (PERF) one digit of a Python integer, compared in line.
 _INT_MAX = 2**30 - 1
@@ -36,13 +42,10 @@ _POLICIES_MAX = 1024
 _ANSWER = struct.Struct("@?5q")  # of struct call, from `allowed` on
 _unpack = _ANSWER.unpack
 _new_decision = tuple.__new__
+_NOTHING: tuple[object, Pool] = object(), deque()
+_ONE = 1  # `cost is _ONE` is true of no bool; an equal integer that is another object goes the longer way
 
 log = logging.getLogger("shmlimit")
-
-Call: TypeAlias = tuple[Any, memoryview, native.Call]
-"""For one call at a time: its prepared argument, a view of its answer, and the structure (which keeps all mapped)."""
-
-Pool: TypeAlias = deque[Call]
 
 
 class SharedTable:
@@ -59,17 +62,25 @@ class SharedTable:
         helper = native.helper()
         self.name = segment.name
         self._take, self._peek, self._reset = helper.take, helper.peek, helper.reset
+        self._take_one = helper.take_one
         # A pool of spare calls per policy. A call is popped for the time of one decision, so no two threads (nor a
         # signal handler within one) share an answer; `threading.local` would not keep the handler out.
         self._pools: dict[Policy, Pool] = {}
         # PERF: the pools once more, by the id of the policy object: a policy's hash is a Python call (60 ns). An id is
         # never another object's, since the entry keeps this one alive.
         self._by_id: dict[int, tuple[Policy, Pool]] = {}
+        self._last: tuple[object, Pool] = _NOTHING
         self._warned = False  # that the table is too small
         self._slots = layout.read_slots(segment.name, segment.mapping)
         self._open_as: tuple[Segment, native.Table] | None = segment, _place(segment.mapping, self._slots)
         self._choose_lane()
         _open_tables.add(self)
+        # What the builtin knows of a policy: its address and what keeps it there, for each policy.
+        self._told: dict[Policy, tuple[int, native.Policy]] = {}
+        self._builtin = self._bind()
+        self._binding = "ctypes" if self._builtin is None else "builtin"
+        if self._builtin is not None:
+            self.take = self._builtin.take  # type: ignore[method-assign]
 
     # ---- opening and closing -----------------------------------------------------------------------------------------
 
@@ -126,7 +137,11 @@ class SharedTable:
         """
         # SAFETY: nothing is unmapped by hand. Whatever still points into the mapping holds a reference to it.
         self._open_as = None
-        self._pools, self._by_id = {}, {}
+        self._forget()
+        builtin, self._builtin = self._builtin, None  # which has the table's methods, so it would keep the table
+        if builtin is not None:
+            builtin.forget()
+            self.__dict__.pop("take", None)  # and the method says that it is closed
         _open_tables.discard(self)
 
     def unlink(self) -> None:
@@ -151,6 +166,14 @@ class SharedTable:
             raise StoreError(f"the table {self.name!r} is closed")
         return self._open_as
 
+    @property
+    def binding(self) -> str:
+        """How `take` reaches the C helper: `"builtin"`, or `"ctypes"` where that wasn't built, can't be used (a Python
+        without a GIL, a subclass with a `take` of its own) or was refused: with `SHMLIMIT_FAST=0` in the environment
+        when the first table of the process is opened.
+        """
+        return self._binding
+
     def _choose_lane(self) -> None:
         native.helper().choose_lane(self._opened()[1], os.getpid())
 
@@ -165,26 +188,37 @@ class SharedTable:
         neither `str` nor `bytes`, `ConfigError` for a policy that the table can't hold, `ContentionError` (nothing was
         charged) past thousands of lost swaps.
         """
-        # PERF: what `_decide` does, in line for the usual arguments: two Python calls less, 0.15 µs of 1.1.
-        if type(key) is str:
-            try:
-                key = key.encode()
-            except UnicodeEncodeError:
-                key = key_bytes(key)
-        elif type(key) is not bytes:
-            key = key_bytes(key)
-        size = len(key)
-        # SAFETY: undeclared ctypes integers are cut to 32 bits without a word.
-        if now_us is not None or type(cost) is not int or cost < 0 or cost > _INT_MAX or size > _INT_MAX:
+        # PERF: what `_decide` does, in line for usual arguments (0.6 µs instead of 1.0); the usual cost is asked for
+        # by `is`, which spares it three comparisons (25 ns).
+        # SAFETY: undeclared ctypes integers are cut to 32 bits without a word, so cost and size are checked first.
+        if now_us is not None or (cost is not _ONE and (type(cost) is not int or cost < 0 or cost > _INT_MAX)):
             return self._decide(self._take, policy, key, cost, now_us)
         try:
-            _, pool = self._by_id[id(policy)]
+            if type(key) is str:
+                key = key.encode()
+            elif type(key) is not bytes:
+                return self._decide(self._take, policy, key, cost, now_us)
+            size = len(key)
+            if size > _INT_MAX:
+                raise _too_long()
+            # PERF: the policy of the call before, where it is the same object, spares `id` and a look-up: 30 ns of 600.
+            known, pool = self._last
+            if known is not policy:
+                self._last = _, pool = self._by_id[id(policy)]
+                if self._open_as is None:  # closed meanwhile, by another thread
+                    self._forget()
             call = pool.pop()
+        except UnicodeEncodeError:
+            return self._decide(self._take, policy, key, cost, now_us)
         except (KeyError, IndexError):
             pool, call = self._borrow(policy)
         argument, answer, _ = call
-        take = self._take  # not self._take(…): CPython looks that up as a method
-        status = take(argument, key, size, cost)
+        if cost is _ONE:
+            take = self._take_one  # not self._take_one(…): CPython looks that up as a method
+            status = take(argument, key, size)
+        else:
+            status = self._take(argument, key, size, cost)
+        # PERF: unpacked at once, and made a Decision by tuple.__new__: 190 ns, of which its constructor would add 150.
         values = _unpack(answer)
         pool.append(call)
         if status:
@@ -293,7 +327,15 @@ class SharedTable:
         key = key_bytes(key)
         cost = min(check_cost(cost), _INT_MAX)  # above every quota: denied for good
         now = -1 if now_us is None else _check_now(now_us)
-        pool, call = self._borrow(policy)
+        try:
+            _, pool = self._by_id[id(policy)]
+            call = pool.pop()
+        except (KeyError, IndexError):
+            pool, call = self._borrow(policy)
+        if now < 0:
+            decision = self._ask(function, call, key, cost)
+            pool.append(call)
+            return decision
         call[2].now_us = now
         try:
             return self._ask(function, call, key, cost)
@@ -336,30 +378,66 @@ class SharedTable:
         """A spare call for `policy` (made where there is none) and the pool that it is to be given back to."""
         pool = self._pools.get(policy) if isinstance(policy, Policy) else None
         if pool is None:
-            self._opened()  # a closed table is told first
-            check_fit(policy)
+            self._check(policy)
             if len(self._pools) >= _POLICIES_MAX:  # an application with a policy for each customer
                 self._pools = {}
             pool = self._pools.setdefault(policy, deque())
         if len(self._by_id) >= _POLICIES_MAX:  # one that makes its policies anew for each request
             self._by_id = {}
         self._by_id[id(policy)] = policy, pool
+        if self._open_as is None:  # closed meanwhile, by another thread
+            self._forget()
         try:
             return pool, pool.pop()
         except IndexError:
             return pool, self._make_call(policy)
 
+    def _forget(self) -> None:
+        self._pools, self._by_id, self._told, self._last = {}, {}, {}, _NOTHING
+
+    def _check(self, policy: Policy) -> None:
+        self._opened()  # a closed table is told first
+        check_fit(policy)
+
     def _make_call(self, policy: Policy) -> Call:
-        _, table = self._opened()
-        prepared = native.Policy(table=ctypes.addressof(table), **numbers(policy)._asdict())
-        prepared.keep = table
-        text = identity(policy)
-        native.helper().subkey(prepared, text, len(text))
+        prepared = self._prepare(policy)
         call = native.Call(policy=ctypes.addressof(prepared), now_us=-1)
         call.keep = prepared
         begin = native.Call.allowed.offset
         answer = memoryview(call).cast("B")[begin : begin + _ANSWER.size]
         return ctypes.byref(call), answer, call
+
+    def _prepare(self, policy: Policy) -> native.Policy:
+        _, table = self._opened()
+        prepared = native.Policy(table=ctypes.addressof(table), **numbers(policy)._asdict())
+        prepared.keep = table
+        text = identity(policy)
+        native.helper().subkey(prepared, text, len(text))
+        return prepared
+
+    def _bind(self) -> Any:
+        """What makes `take` a builtin, or `None`. It calls the same function of the same library as ctypes does, and
+        the methods here for a policy that it hasn't seen, and for arguments and answers that are not plain.
+        """
+        module = native.builtins()
+        if module is None or type(self).take is not SharedTable.take:
+            return None
+        function = ctypes.cast(self._take, ctypes.c_void_p).value
+        method = MethodType(SharedTable.take, self)
+        return module.Binding(function, Decision, self._tell, method, self._unusual)
+
+    def _tell(self, policy: Policy) -> tuple[int, native.Policy]:
+        """What the builtin has to know of a policy: where its `struct policy` lies, and what keeps that."""
+        told = self._told.get(policy) if isinstance(policy, Policy) else None
+        if told is None:
+            self._check(policy)
+            prepared = self._prepare(policy)
+            if len(self._told) >= _POLICIES_MAX:
+                self._told = {}
+            told = self._told[policy] = ctypes.addressof(prepared), prepared
+        if self._open_as is None:
+            self._forget()
+        return told
 
 
 def _place(mapping: mmap, slots: int) -> native.Table:
@@ -376,8 +454,12 @@ def _place(mapping: mmap, slots: int) -> native.Table:
 def _size(key: bytes) -> int:
     size = len(key)
     if size > _INT_MAX:
-        raise ValueError("a key has less than 1 GiB")
+        raise _too_long()
     return size
+
+
+def _too_long() -> ValueError:
+    return ValueError("a key has less than 1 GiB")
 
 
 def _check_now(now_us: object) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -29,6 +29,7 @@ from shmlimit.table.prepared import interval_of
 from shmlimit.table.segment import remove
 from shmlimit.table.table import NOW_MAX_US
 from shmlimit.testing import FailingStore, StoreContract
+from tests.bindings import bound
 from tests.conftest import TAG
 from tests.stores.opened import open_local
 
@@ -70,9 +71,17 @@ class TestSharedTable(StoreContract):
     """It forgets only where it needs the slot."""
 
     latest_us = NOW_MAX_US
+    way = "builtin"
+
+    @pytest.fixture(autouse=True)
+    def _bound(self) -> Iterator[None]:
+        with bound(self.way):
+            yield
 
     def make_store(self) -> SharedTable:
-        return SharedTable.create(f"{TAG}{secrets.token_hex(5)}", 1024)
+        table = SharedTable.create(f"{TAG}{secrets.token_hex(5)}", 1024)
+        assert table.binding == self.way
+        return table
 
     def discard(self, store: SharedTable) -> None:
         store.close()
@@ -91,6 +100,12 @@ class TestSharedTable(StoreContract):
         return partial(SharedTable.attach, store.name)
 
 
+class TestSharedTableThroughCtypes(TestSharedTable):
+    """The same without the builtin, in the processes that the contract starts as well."""
+
+    way = "ctypes"
+
+
 class TestLocalStore(StoreContract):
     """What the two promise, and policies of both in one step."""
 
@@ -102,7 +117,7 @@ class TestLocalStore(StoreContract):
         self.file.directory = tmp_path
 
     def make_store(self) -> LocalStore:
-        return LocalStore(self.table.make_store(), self.file.make_store())
+        return LocalStore(SharedTable.create(f"{TAG}{secrets.token_hex(5)}", 1024), self.file.make_store())
 
     def discard(self, store: LocalStore) -> None:
         store.close()

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from shmlimit import FixedWindow, SharedTable, TokenBucket
+from tests.bindings import bound
 from tests.stress.workers import ROUNDS, YEAR, rounds, run, table_of
 
 WORKERS = 8
-HOT = TokenBucket(50_000, YEAR)
+HOT = TokenBucket(200_000, YEAR)
 MANY = TokenBucket(500, YEAR)
 KEYS = 100
 
@@ -53,15 +54,17 @@ def hit(name: str, inherited: SharedTable | None, barrier: Any, results: Any) ->
     results.put((one, many))
 
 
-@pytest.fixture(params=["fork", "spawn"])
+@pytest.fixture(params=[("fork", "builtin"), ("spawn", "ctypes")], ids=["fork", "spawn"])
 def method(request: pytest.FixtureRequest) -> Iterator[str]:
-    """How the workers come by the table: inherited, or attached by name."""
-    return request.param
+    """How the workers come by the table: inherited, or attached by name; and with it which way their `take` goes."""
+    method, way = request.param
+    with bound(way):
+        yield method
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4, 8, 16])
 def test_one_key_and_many_new_ones_admit_exactly_their_limit(name: str, method: str, workers: int) -> None:
-    """1 to 16 processes: 50,000 allowed on one key, then 500 on each of 100 that all meet at the same moment, not one
+    """1 to 16 processes: 200,000 allowed on one key, then 500 on each of 100 that all meet at the same moment, not one
     more or less, with swaps lost on the way in both.
     """
     with SharedTable.create(name, 2 * KEYS * ROUNDS) as table:

@@ -1,4 +1,4 @@
-"""A table with a hook before each access to it."""
+"""Every test of the table runs both ways; and a table with a hook before each access to it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,14 @@ import pytest
 
 from shmlimit import SharedTable
 from tests.between import Between, hooked_helper
+from tests.bindings import WAYS, bound
+
+
+@pytest.fixture(params=WAYS, autouse=True)
+def binding(request: pytest.FixtureRequest) -> Iterator[str]:
+    """How `take` goes to the C helper in this run of the test."""
+    with bound(request.param):
+        yield request.param
 
 
 @pytest.fixture(scope="module")
