@@ -27,6 +27,7 @@ lint: $(VENV)/.ready-lint
 
 bench: $(VENV)/.ready-bench
 	$(BIN)/python bench/take.py
+	$(BIN)/python bench/helper.py
 	$(BIN)/python bench/answering.py
 	$(BIN)/python bench/middleware.py
 	$(BIN)/python bench/sqlite.py
@@ -37,7 +38,7 @@ bench: $(VENV)/.ready-bench
 	$(BIN)/python bench/load.py
 
 clean:
-	rm -rf $(VENV) build *.egg-info shmlimit/table/_table.so
+	rm -rf $(VENV) build *.egg-info shmlimit/table/*.so
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \

@@ -151,6 +151,15 @@ def test_every_decision_is_the_pure_one(table: SharedTable, data: st.DataObject,
         state = after if wanted.allowed and cost else state
 
 
+def test_half_microseconds_are_kept(table: SharedTable) -> None:
+    """The least denominator of an interval that isn't whole: 500.5 µs a token."""
+    policy = TokenBucket(2, 0.001001)
+    times = [T0 + i * 167 for i in range(60)]
+    wanted = policy.simulate([(time, 1) for time in times])
+    assert [table.take(policy, "half", now_us=time) for time in times] == wanted
+    assert {decision.allowed for decision in wanted} == {True, False}
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=200)
 @given(data=st.data(), policy=rounded_buckets)
 def test_rounded_interval_is_late_and_never_early(table: SharedTable, data: st.DataObject, policy: Policy) -> None:
