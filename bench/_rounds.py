@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime as dt
 import gc
 import importlib.metadata
+import os
 import platform
 import statistics
 import time
@@ -16,7 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(os.environ.get("BENCH_RESULTS", Path(__file__).parent / "results"))
 
 
 class Contender(NamedTuple):
@@ -72,6 +73,6 @@ def machine(*packages: str) -> str:
 
 def publish(file: str, text: str) -> None:
     """Prints a result and keeps it in `results/`."""
-    RESULTS.mkdir(exist_ok=True)
+    RESULTS.mkdir(parents=True, exist_ok=True)
     (RESULTS / file).write_text(text, encoding="utf-8")
     print(text)

@@ -26,17 +26,20 @@ class MissingServerError(Exception):
 
 
 class Server:
-    """A server of `kind`: `start` it first."""
+    """A server of `kind`: `start` it first. Redis and Valkey listen at the path `socket`, too, if there is one."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, socket: Path | None = None) -> None:
         self.kind = kind
         self.program = _program(kind)
+        self.socket = socket
         self.port = 0
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
         """Where a store finds it."""
+        if self.socket is not None:
+            return f"unix://{self.socket}"
         return f"{'memcached' if self.kind == 'memcached' else 'redis'}://127.0.0.1:{self.port}"
 
     @property
@@ -48,7 +51,7 @@ class Server:
     def start(self) -> None:
         """Start it, at the port that it had before if there was one, and wait until it answers."""
         for _ in range(5 if self.port == 0 else 1):  # another program may be quicker to take a free port
-            port = self.port or _free_port()
+            port = self.port or free_port()
             self._process = subprocess.Popen(
                 self._command(port), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
             )
@@ -94,7 +97,8 @@ class Server:
             # As root it would refuse to run without a user.
             return [self.program, "-l", "127.0.0.1", "-p", str(port), "-U", "0", "-u", "nobody"]
         keep_nothing = ["--save", "", "--appendonly", "no"]
-        return [self.program, "--bind", "127.0.0.1", "--port", str(port), "--loglevel", "warning", *keep_nothing]
+        unix = [] if self.socket is None else ["--unixsocket", str(self.socket)]
+        return [self.program, "--bind", "127.0.0.1", "--port", str(port), "--loglevel", "warning", *keep_nothing, *unix]
 
     def _answers(self, port: int) -> bool:
         assert self._process is not None
@@ -110,9 +114,9 @@ class Server:
 
 
 @contextlib.contextmanager
-def running(kind: str) -> Iterator[Server]:
+def running(kind: str, socket: Path | None = None) -> Iterator[Server]:
     """A server that runs, and is gone afterwards."""
-    server = Server(kind)
+    server = Server(kind, socket)
     server.start()
     try:
         yield server
@@ -136,7 +140,8 @@ def _is_stopped(task: Path) -> bool:
     return task.read_text().rpartition(")")[2].split()[0] == "T"
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of the loopback that nobody has, for now."""
     with socket.socket() as line:
         line.bind(("127.0.0.1", 0))
         port: int = line.getsockname()[1]

@@ -37,6 +37,7 @@ import flask_limiter.util
 import slowapi
 import slowapi.middleware
 import slowapi.util
+from _hello import BODY, PLENTY, AsyncHello, Hello, of_falcon
 from _rounds import Contender, interleave, machine, publish, ratios, spread
 from fastapi import FastAPI, Request
 from fastapi.responses import PlainTextResponse
@@ -49,8 +50,6 @@ from shmlimit.adapters.falcon import RateLimitMiddleware
 
 N = 1_000
 STARTS = 6
-BODY = "hello"
-PLENTY = "1000000000/second"
 BAR_US, BAR_RATIO = 6.0, 0.2
 
 ENVIRON = create_environ("/", "http://localhost:8000", environ_overrides={"REMOTE_ADDR": "203.0.113.7"})
@@ -117,22 +116,6 @@ def _check(run: Callable[[int], None], statuses: list[int]) -> None:
 
 
 # -- The applications ------------------------------------------------------------------------------------------------
-
-
-class Hello:
-    def on_get(self, _req: falcon.Request, resp: falcon.Response) -> None:
-        resp.text = BODY
-
-
-class AsyncHello:
-    async def on_get(self, _req: falcon.asgi.Request, resp: falcon.asgi.Response) -> None:
-        resp.text = BODY
-
-
-def of_falcon(kind: Any, resource: object, *middleware: Any) -> Any:
-    app = kind(middleware=list(middleware))
-    app.add_route("/", resource)
-    return app
 
 
 def bare_wsgi(_environ: dict[str, Any], start_response: Any) -> list[bytes]:

@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+import _nginx
 import pytest
 
 from shmlimit.keys import address_key
-from tests.live import nginx
 from tests.live.harness import Answer, Connection, Fields, Serve, Server, free_port, missing, serving
 from tests.live.key_app import ADAPTERS, QUOTA, path
 from tests.live.ways import FORGERIES, OTHERWISE, OUTSIDE, VICTIM, WAYS, WORKERS, Client, Worker
@@ -131,7 +131,7 @@ def sites(upstreams: Mapping[str, str], ports: Mapping[str, tuple[int, int]]) ->
 @pytest.fixture(scope="module", params=WORKERS)
 def rig(request: pytest.FixtureRequest, new_name: Callable[[], str]) -> Iterator[Rig]:
     """A gunicorn that listens in three places, one that takes PROXY lines, and an nginx in front of the first."""
-    if nginx.program() is None:
+    if _nginx.program() is None:
         missing("nginx isn't installed: apt-get install nginx")
     with contextlib.ExitStack() as stack:
         # Not below pytest's directory: the path of a socket has room for 107 characters.
@@ -161,7 +161,7 @@ def _rig(stack: contextlib.ExitStack, serve: Serve, worker: Worker, place: Path)
         upstreams |= {"any_4": f"127.0.0.1:{any_port}", "any_6": f"[::1]:{any_port}"}
     served = [site for site in SITES if SITES[site][0] in upstreams]
     listened = [port for site in served for port in ports[site]]
-    stack.enter_context(nginx.running(place, sites(upstreams, ports), listened))
+    stack.enter_context(_nginx.running(place, sites(upstreams, ports), listened))
 
     doors: dict[str, int | str | tuple[str, int]] = {"tcp": plain.port, "unix": unix}
     doors |= {"[::] 4": any_port, "[::] 6": ("::1", any_port), "PROXY": proxied.port, "PROXY unix": unix_proxied}

@@ -1,4 +1,4 @@
-"""A real nginx for a test, on ports of the loopback. All that it writes lies in one directory, and it is gone after."""
+"""A real nginx for benches and tests, on the loopback. All that it writes lies in one directory; it is gone after."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import pwd
 import shutil
 import socket
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.live.harness import PATIENCE_S, until
+from _servers import PATIENCE_S, MissingServerError
 
 # One process for the connections is enough, and headers of 8 KiB have to get through. The paths are below the prefix.
 _CONFIG = """\
@@ -43,7 +44,8 @@ def program() -> str | None:
 def running(directory: Path, http: str, ports: Sequence[int]) -> Iterator[int]:
     """The pid of an nginx that serves `http`, the text inside of that block, and listens on all of `ports`."""
     command = program()
-    assert command is not None, "nginx isn't installed"
+    if command is None:
+        raise MissingServerError("nginx isn't installed: apt-get install nginx")
     # As root its workers would be nobody, who can't reach a socket in the directory of a test.
     user = f"user {pwd.getpwuid(0).pw_name};" if os.geteuid() == 0 else ""
     config = directory / "nginx.conf"
@@ -57,12 +59,12 @@ def running(directory: Path, http: str, ports: Sequence[int]) -> Iterator[int]:
             stderr=file,
         )
 
-    def listens() -> bool:
-        assert process.poll() is None, f"nginx has ended:\n{log.read_text()}"
-        return all(_accepts(port) for port in ports)
-
     try:
-        until(listens, "nginx listens")
+        deadline = time.monotonic() + PATIENCE_S
+        while not all(_accepts(port) for port in ports):
+            assert process.poll() is None, f"nginx has ended:\n{log.read_text()}"
+            assert time.monotonic() < deadline, "nginx doesn't listen"
+            time.sleep(0.02)
         yield process.pid
     finally:
         process.terminate()  # its workers end with it
@@ -72,3 +74,11 @@ def running(directory: Path, http: str, ports: Sequence[int]) -> Iterator[int]:
 def _accepts(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def version() -> str:
+    """Its name and version."""
+    command = program()
+    assert command is not None
+    told = subprocess.run([command, "-v"], capture_output=True, text=True, check=True).stderr
+    return told.rpartition(": ")[2].strip().replace("/", " ")
