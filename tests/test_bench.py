@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import random
 import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -183,9 +185,7 @@ def test_scaling_works(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scaling, "PROCESSES", (1, 2))
     figures = scaling.measure(1, seconds=0.01)
     assert len(figures) == 2 * (1 + 2 * 5)
-    # Of so few requests the kernel may not have told yet what one has used; so not of each.
-    assert all(value >= 0 for values in figures.values() for value in values)
-    assert sum(value for values in figures.values() for value in values) > 0
+    assert all(value > 0 for values in figures.values() for value in values)
 
 
 def test_counting_counts_every_decision() -> None:
@@ -217,6 +217,16 @@ def test_plain_counts_are_right(limit: int, tmp_path: Path) -> None:
         assert scaling.COUNT.unpack(file.read_bytes()) == (begin_s, limit)
 
 
+@pytest.fixture
+def _quiet_log() -> Iterator[None]:
+    """A script has the log for itself, and turns it down."""
+    log = logging.getLogger("shmlimit")
+    before = log.level
+    yield
+    log.setLevel(before)
+
+
+@pytest.mark.usefixtures("_quiet_log")
 def test_growth_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One round of the smallest table, filled: shares of what, and how many bytes, don't depend on the machine."""
     monkeypatch.setattr(growth, "publish", lambda file, text: (tmp_path / file).write_text(text))
@@ -244,7 +254,9 @@ def test_served_works(kind: str) -> None:
     assert served.children(os.getpid()) == before
     assert not Path(f"/dev/shm/shmlimit-bench-{os.getpid()}").exists()
     assert list(figures) == [served.BARE, served.OURS, served.FIELDS, served.NGINX, served.PROXY]
-    assert all(value > 0 for values in figures.values() for value in values)
+    # Of so few requests the kernel may not have told yet what one has used; so not of each.
+    assert all(value >= 0 for values in figures.values() for value in values)
+    assert sum(value for values in figures.values() for value in values) > 0
 
 
 def test_processor_time_is_all_threads() -> None:
