@@ -169,6 +169,16 @@ class Burst(NamedTuple):
         """Those with status 429."""
         return [answer for answer in self.answers if answer.status == 429]
 
+    def counts_down(self, quota: int) -> bool:
+        """Whether those that were allowed say what was left, from `quota` - 1 to 0.
+
+        A worker that read the clock before another one and swaps after it sees a bucket that is a hair less full, and
+        says one less: the level at its own, earlier time.
+        """
+        left = sorted(answer.remaining for answer in self.allowed if answer.remaining is not None)
+        told = all(count in {place - 1, place} for place, count in enumerate(left))
+        return told and len(left) == quota and (left[0], left[-1]) == (0, quota - 1)
+
 
 # -- The server -------------------------------------------------------------------------------------------------------
 
