@@ -7,6 +7,7 @@ are sent the answer, or have its error thrown at them: `run` asks a store, `arun
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Generator
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from shmlimit.adapters._outcome import Asked
@@ -28,36 +29,35 @@ class Answers(NamedTuple):
 
 def run(steps: Steps, method: Callable[[str], Callable[..., Any]]) -> Answers:
     """Go through the steps; `method` gives a store's method of a name."""
-    answer: Any = None
-    error: StoreError | None = None
-    while True:
+    go_on = partial(steps.send, None)
+    while not isinstance(question := _next(go_on), Answers):
+        name, arguments = question
         try:
-            name, arguments = steps.throw(error) if error is not None else steps.send(answer)
-        except StopIteration as end:
-            answers: Answers = end.value
-            return answers
-        error = None
-        try:
-            answer = method(name)(*arguments)
-        except StoreError as failure:
-            error = failure
+            go_on = partial(steps.send, method(name)(*arguments))
+        except StoreError as error:
+            go_on = partial(steps.throw, error)
+    return question
 
 
 async def arun(steps: Steps, method: Callable[[str], Callable[..., Coroutine[Any, Any, Any]]]) -> Answers:
     """`run` with a store's coroutines."""
-    answer: Any = None
-    error: StoreError | None = None
-    while True:
+    go_on = partial(steps.send, None)
+    while not isinstance(question := _next(go_on), Answers):
+        name, arguments = question
         try:
-            name, arguments = steps.throw(error) if error is not None else steps.send(answer)
-        except StopIteration as end:
-            answers: Answers = end.value
-            return answers
-        error = None
-        try:
-            answer = await method(name)(*arguments)
-        except StoreError as failure:
-            error = failure
+            go_on = partial(steps.send, await method(name)(*arguments))
+        except StoreError as error:
+            go_on = partial(steps.throw, error)
+    return question
+
+
+def _next(go_on: Callable[[], Question]) -> Question | Answers:
+    """The next question, or what all of them came to."""
+    try:
+        return go_on()
+    except StopIteration as end:
+        answers: Answers = end.value
+        return answers
 
 
 def before(asked: list[Asked]) -> Steps:
