@@ -56,6 +56,7 @@ class Parts(NamedTuple):
     policy_item: str
     limit_head: str
     numbers: str
+    policy_field: tuple[str, str]
 
 
 class Limit(Protocol):
@@ -108,7 +109,8 @@ def prepare(name: str, policy: Policy, partition: str = "") -> Parts:
     """
     head = _quoted(name) + (f";pk={partition}" if partition else "")
     numbers = f"{min(policy.quota, NUMBER_MAX)};w={min(_seconds(policy.window_us), NUMBER_MAX)}"
-    return Parts(f"{head};q={numbers}", f"{head};r=", numbers)
+    item = f"{head};q={numbers}"
+    return Parts(item, f"{head};r=", numbers, ("RateLimit-Policy", item))
 
 
 def partition_key(key: bytes, secret: bytes) -> str:
@@ -171,8 +173,13 @@ def response_fields(entries: Entries, now_us: int) -> Fields:
 
 def draft_fields(guard: Limit, decision: Decision) -> Fields:
     """The fields of the draft for one guard, without `Retry-After`; PERF: nearly every response is just these."""
-    policy_item, limit_head, _ = guard.parts
-    return [("RateLimit-Policy", policy_item), ("RateLimit", _limit_item(limit_head, decision))]
+    _, limit_head, _, policy_field = guard.parts
+    allowed, _, remaining, _, _, next_us = decision
+    if allowed and remaining <= NUMBER_MAX and next_us <= NUMBER_MAX:  # PERF: as `_limit_item`, a third less
+        item = f"{limit_head}{remaining};t={-(-next_us // US_PER_S)}"
+    else:
+        item = _limit_item(limit_head, decision)
+    return [policy_field, ("RateLimit", item)]
 
 
 def too_many(entries: Entries, now_us: int) -> Answer:
@@ -266,11 +273,8 @@ def _limit_item(head: str, decision: Decision) -> str:
     """One item of `RateLimit`: `t` is what `Retry-After` says where it refuses, so that the two agree."""
     wait = None if decision.allowed else retry_after(decision)
     if wait is None:
-        wait = -(-decision.next_us // US_PER_S)
-    remaining = decision.remaining
-    if wait > NUMBER_MAX or remaining > NUMBER_MAX:  # PERF: hardly ever, and two calls of min() are a tenth of all this
-        wait, remaining = min(wait, NUMBER_MAX), min(remaining, NUMBER_MAX)
-    return f"{head}{remaining};t={wait}"
+        wait = _seconds(decision.next_us)
+    return f"{head}{min(decision.remaining, NUMBER_MAX)};t={min(wait, NUMBER_MAX)}"
 
 
 def _longest_wait(entries: Entries) -> int | None:
@@ -294,7 +298,7 @@ def _draft(entries: Entries, _now_us: int) -> Fields:
         return draft_fields(*entries[0])
     policies = limits = ""
     for guard, decision in entries:
-        policy_item, limit_head, _ = guard.parts
+        policy_item, limit_head, _, _ = guard.parts
         policies += f", {policy_item}" if policies else policy_item
         item = _limit_item(limit_head, decision)
         limits += f", {item}" if limits else item

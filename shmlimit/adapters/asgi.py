@@ -57,11 +57,13 @@ class RateLimit:
         if scope["type"] not in {"http", "websocket"}:
             await self._app(scope, receive, send)
             return
-        path, mount = scope["path"], scope.get("root_path")
-        if mount:
-            path = below_mount(path, mount)
+        gate, method = self._gate, scope.get("method", "GET")
+        path = below_mount(scope["path"], scope.get("root_path") or "") if gate.by_path else ""
         scope[OUTCOME] = outcome = Outcome()
-        verdict = await self._gate.acheck(scope.get("method", "GET"), path, scope, outcome)
+        if gate.inline:  # PERF: a coroutine less
+            verdict = gate.check(method, path, scope, outcome)
+        else:
+            verdict = await gate.acheck(method, path, scope, outcome)
         if verdict.status is not None:
             # A WebSocket is refused after its "connect", if that is what comes.
             if scope["type"] == "http" or (await receive())["type"] != "websocket.disconnect":

@@ -51,8 +51,12 @@ class RateLimitMiddleware:
 
     async def process_request_async(self, req: asgi.Request, resp: asgi.Response | None) -> None:
         """Limit the request (ASGI)."""
-        seen = Seen.of(req, self._slot)
-        seen.go_on(resp, await self._gate.acheck(req.method, path_of(req), req, seen))
+        seen, gate = Seen.of(req, self._slot), self._gate
+        path = path_of(req) if gate.by_path else ""
+        if gate.inline:  # PERF: a coroutine less
+            seen.go_on(resp, gate.check(req.method, path, req, seen))
+        else:
+            seen.go_on(resp, await gate.acheck(req.method, path, req, seen))
 
     async def process_request_ws(self, req: asgi.Request, ws: asgi.WebSocket) -> None:  # noqa: ARG002
         """Limit a WebSocket handshake: a refused one is closed before it is accepted, and the client sees a 403."""

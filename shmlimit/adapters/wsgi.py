@@ -46,15 +46,16 @@ class RateLimit:
 
     def __call__(self, environ: dict[str, Any], start_response: StartResponse) -> Iterable[bytes]:
         """Answer a request."""
-        method = environ["REQUEST_METHOD"]
-        path = environ.get("PATH_INFO", "").encode("latin-1").decode("utf-8", "replace") or "/"
+        gate, path = self._gate, ""
+        if gate.by_path:
+            path = environ.get("PATH_INFO", "").encode("latin-1").decode("utf-8", "replace") or "/"
         environ[OUTCOME] = outcome = Outcome()
-        verdict = self._gate.check(method, path, environ, outcome)
+        verdict = gate.check(environ["REQUEST_METHOD"], path, environ, outcome)
         if verdict.status is not None:
             return self._answer(environ, start_response, verdict)
         if outcome.pending:
             answer = partial(self._answer, environ, start_response)
-            return Settling(self._gate, answer, start_response, outcome, verdict.fields).run(self._app, environ)
+            return Settling(gate, answer, start_response, outcome, verdict.fields).run(self._app, environ)
         if not verdict.fields:
             return self._app(environ, start_response)
 

@@ -32,7 +32,7 @@ class Store(Protocol):
 
     A store may also have `atake`, `apeek`, `areset` and `atake_all`, coroutines with the same parameters (`BaseStore`
     makes them). Async servers call the plain methods of one without them in threads (`coroutine_of`), so that a store
-    that blocks stops no other request.
+    that blocks stops no other request; those of one that says `blocks = False` they call as they are.
 
     And it may have a `secret`: 16 to 64 bytes that all its processes share, for `Guard(…, partition=True)`.
     """
@@ -111,6 +111,12 @@ def coroutine_of(store: object, name: str) -> Callable[..., Coroutine[Any, Any, 
     if coroutine is None:
         coroutine = partial(threads_of(store).run, getattr(store, name))
     return cast("Callable[..., Coroutine[Any, Any, Any]]", coroutine)
+
+
+def part_for(store: Any, policy: Policy) -> Any:
+    """What decides on `policy`: the store itself, or that one of several which it would ask (its `part_for`)."""
+    find = getattr(store, "part_for", None)
+    return find(policy) if callable(find) else store
 
 
 def check_policy(policy: object) -> Policy:

@@ -42,15 +42,15 @@ class LocalStore(BaseStore):
 
     def take(self, policy: Policy, key: str | bytes, cost: int = 1, *, now_us: int | None = None) -> Decision:
         """See `Store.take`."""
-        return self._store(policy).take(policy, key, cost, now_us=now_us)
+        return self.part_for(policy).take(policy, key, cost, now_us=now_us)
 
     def peek(self, policy: Policy, key: str | bytes, cost: int = 0, *, now_us: int | None = None) -> Decision:
         """See `Store.peek`."""
-        return self._store(policy).peek(policy, key, cost, now_us=now_us)
+        return self.part_for(policy).peek(policy, key, cost, now_us=now_us)
 
     def reset(self, policy: Policy, key: str | bytes) -> bool:
         """See `Store.reset`."""
-        return self._store(policy).reset(policy, key)
+        return self.part_for(policy).reset(policy, key)
 
     def take_all(self, requests: Iterable[Request], *, now_us: int | None = None) -> list[Decision]:
         """See `Store.take_all`. Over both: the file decides inside its open transaction, then the table, then the file
@@ -104,7 +104,8 @@ class LocalStore(BaseStore):
     async def _off_loop(self, method: Callable[..., _T], *arguments: Any, **named: Any) -> _T:
         return await self.sqlite._off_loop(method, *arguments, **named)  # in its threads, and within its timeout
 
-    def _store(self, policy: Policy) -> SharedTable | SqliteStore:
+    def part_for(self, policy: Policy) -> SharedTable | SqliteStore:
+        """Which of the two decides on `policy`."""
         return self.table if self.table.supports(policy) else self.sqlite
 
     def _take_both(

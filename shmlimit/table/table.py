@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable
 from mmap import mmap
 from types import MethodType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from shmlimit.errors import ContentionError, LayoutError, StoreError
 from shmlimit.policies.base import Decision, Policy, check_cost
@@ -57,6 +57,8 @@ class SharedTable:
     One call takes about a microsecond, never waits, and a refusal writes nothing shared. Objects may be used by any
     number of threads.
     """
+
+    blocks: ClassVar[bool] = False
 
     def __init__(self, segment: Segment) -> None:
         helper = native.helper()
