@@ -69,40 +69,56 @@ class RateLimit:
             if scope["type"] == "http" or (await receive())["type"] != "websocket.disconnect":
                 await _refuse(self._answer(scope, verdict), scope, send)
             return
-        fields, ours = _prepared(verdict.fields)
+        if not outcome.pending:
+            await self._app(scope, receive, _with_fields(send, verdict.fields) if verdict.fields else send)
+            return
+        try:
+            await self._app(scope, receive, self._settling(scope, send, outcome, verdict.fields))
+        except Exception:
+            if outcome.pending:  # it started nothing; the server makes a 500 of that
+                await gate.asettle(outcome, 500)
+            raise
+
+    def _settling(self, scope: Message, send: Send, outcome: Outcome, fields: Fields) -> Send:
+        """`send` for a response that may be charged: before it is started."""
         replaced = False
 
-        async def send_with_fields(message: Message) -> None:
-            nonlocal fields, ours, replaced
+        async def settling(message: Message) -> None:
+            nonlocal fields, replaced
             if replaced:  # by a refusal; nobody waits for the rest
                 return
             kind = message["type"]
             if outcome.pending and (kind in _STARTS or kind in _HANDSHAKES):
-                settled = await self._gate.asettle(outcome, _HANDSHAKES.get(kind) or message["status"])
-                if settled.status is not None:
+                verdict = await self._gate.asettle(outcome, _HANDSHAKES.get(kind) or message["status"])
+                if verdict.status is not None:
                     replaced = True
-                    await _refuse(self._answer(scope, settled), scope, send)
+                    await _refuse(self._answer(scope, verdict), scope, send)
                     return
-                if settled.fields:
-                    fields, ours = _prepared(settled.fields)
-            if kind in _STARTS:
-                kept = [
-                    header
-                    for header in map(tuple, message.get("headers") or ())
-                    if not ours or not header[0].lower().startswith(ours)
-                ]
-                message = {**message, "headers": kept + fields}
-            await send(message)
+                fields = verdict.fields or fields
+            await _with_fields(send, fields)(message)
 
-        try:
-            await self._app(scope, receive, send_with_fields if fields or outcome.pending else send)
-        except Exception:
-            if outcome.pending:  # it started nothing; the server makes a 500 of that
-                await self._gate.asettle(outcome, 500)
-            raise
+        return settling
 
     def _answer(self, scope: Message, verdict: Verdict) -> Verdict:
         return verdict if self._refuse is None else self._refuse(scope, verdict)
+
+
+def _with_fields(send: Send, fields: Fields) -> Send:
+    """`send` that puts the fields over those of the application."""
+    ours = _wire_families(families(fields))
+
+    # PERF: no coroutine round `send`, which makes one: 0.2 µs a message.
+    def with_fields(message: Message) -> Awaitable[None]:
+        if message["type"] in _STARTS:
+            headers = [
+                header
+                for header in map(tuple, message.get("headers") or ())
+                if not ours or not header[0].lower().startswith(ours)
+            ]
+            message = {**message, "headers": headers + _encoded(fields)}
+        return send(message)
+
+    return with_fields
 
 
 async def _refuse(verdict: Verdict, scope: Message, send: Send) -> None:
@@ -123,10 +139,6 @@ async def _refuse(verdict: Verdict, scope: Message, send: Send) -> None:
 
 def _encoded(fields: Fields) -> list[tuple[bytes, bytes]]:
     return [(_wire(name), value.encode("latin-1")) for name, value in fields]
-
-
-def _prepared(fields: Fields) -> tuple[list[tuple[bytes, bytes]], tuple[bytes, ...]]:
-    return _encoded(fields), _wire_families(families(fields))
 
 
 # PERF: the same few names in every response; to write them anew takes 1 µs of 7.
