@@ -258,9 +258,11 @@ class ClientIp:
 
     def __call__(self, request: Request) -> str | Deny | None:
         # PERF: what `_carrier` and `_peer` do, without the calls where all is as it nearly always is.
-        carrier = request if type(request) is dict else getattr(request, "scope", None) or getattr(request, "env", None)
-        if type(carrier) is not dict:
-            carrier = _carrier(request)
+        carrier = request
+        if type(request) is not dict:
+            carrier = getattr(request, "scope", None) or getattr(request, "env", None)
+            if type(carrier) is not dict:
+                carrier = _carrier(request)
         if "type" not in carrier:
             peer = carrier.get("REMOTE_ADDR")
         elif type(client := carrier.get("client")) is tuple and client:

@@ -50,9 +50,15 @@ def awaited(gate: Gate, *request: Any) -> Verdict:
     return asyncio.run(gate.acheck(*request))
 
 
-def run(check: Callable[..., Verdict], guard: Guard, requests: Requests) -> list[Any]:
+class Blocking(Clocked):
+    """An event loop asks it through its coroutines."""
+
+    blocks = True
+
+
+def run(check: Callable[..., Verdict], guard: Guard, requests: Requests, kind: type[Clocked] = Clocked) -> list[Any]:
     """What each request is told: the verdict or the error, and what its application finds."""
-    store = Clocked()
+    store = kind()
     gate = Gate((guard,), store, None)
     said: list[Any] = []
     for method, path, key in requests:
@@ -99,9 +105,10 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("check", [plain, awaited])
+@pytest.mark.parametrize(("check", "kind"), [(plain, Clocked), (awaited, Clocked), (awaited, Blocking)])
 def test_it_says_what_the_long_way_says(
     check: Callable[..., Verdict],
+    kind: type[Clocked],
     options: dict[str, Any],
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
@@ -113,7 +120,7 @@ def test_it_says_what_the_long_way_says(
     said: list[list[Any]] = []
     for rare in ({}, {"allow_keys": NEVER}):
         guard = Guard("per-key", "3/20s", key=lambda key: key, **options, **rare)
-        said.append(run(check, guard, REQUESTS))
+        said.append(run(check, guard, REQUESTS, kind))
         told.append([record.getMessage().partition(" seconds=")[0] for record in caplog.records])
         caplog.clear()
     assert said[0] == said[1]

@@ -1,0 +1,134 @@
+"""Where an event loop asks a store itself, and where it must not: a store that waits is asked in a thread."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shmlimit import SharedTable
+from shmlimit.adapters import _gate
+from shmlimit.guard import Guard
+from shmlimit.stores.local import LocalStore
+from shmlimit.stores.memory import MemoryStore
+from shmlimit.stores.sqlite import SqliteStore
+from tests.adapters.adapter import Adapter, failed_logins
+
+LOG = "sliding-log 5/minute"
+WINDOW = "fixed 5/minute"
+
+
+@pytest.fixture(params=["falcon asgi", "asgi"])
+def adapter(request: pytest.FixtureRequest) -> Adapter:
+    return Adapter(request.param)
+
+
+@pytest.fixture
+def stores(tmp_path: Path) -> Iterator[dict[str, Any]]:
+    """A store of each kind, by name."""
+    name = f"shmlimit-test-loop-{os.getpid()}"
+    with SharedTable.create(name, 1024) as table, SqliteStore(tmp_path / "limits.sqlite3") as sqlite:
+        try:
+            yield {"table": table, "local": LocalStore(table, sqlite), "sqlite": sqlite, "memory": MemoryStore()}
+        finally:
+            table.unlink()
+
+
+class Threads:
+    """Notes the threads in which stores are asked."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *stores: Any) -> None:
+        self.seen: list[int] = []
+        for store in stores:
+            for name in ("take", "take_all", "peek"):
+                monkeypatch.setattr(store, name, self._noting(getattr(store, name)))
+
+    def _noting(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def noting(*arguments: Any, **named: Any) -> Any:
+            self.seen.append(threading.get_ident())
+            return method(*arguments, **named)
+
+        return noting
+
+    def in_loop(self) -> bool:
+        """Whether all were asked in this thread, which is the loop's; they must have been asked."""
+        here = {ident == threading.get_ident() for ident in self.seen}
+        assert len(here) == 1
+        return here.pop()
+
+
+@pytest.mark.parametrize(
+    ("name", "policies", "in_loop"),
+    [
+        ("table", [WINDOW], True),
+        ("table", [WINDOW, "100/hour"], True),
+        ("memory", [LOG], True),
+        ("local", [WINDOW], True),
+        ("local", [WINDOW, "100/hour"], True),
+        ("local", [LOG], False),
+        ("sqlite", [WINDOW], False),
+        ("sqlite", [WINDOW, LOG], False),
+    ],
+)
+def test_what_waits_is_asked_in_a_thread(
+    stores: dict[str, Any],
+    adapter: Adapter,
+    ask: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    name: str,
+    policies: list[str],
+    in_loop: bool,
+) -> None:
+    """The table and memory are asked on the loop, a file never; of LocalStore the part that decides says it."""
+    part = ("table" if in_loop else "sqlite") if name == "local" else name
+    threads = Threads(monkeypatch, stores[part])
+    guards = [Guard(f"guard {policy}", policy, key=lambda _: "k") for policy in policies]
+    app = adapter.make(*guards, store=stores[name])
+    assert [ask(app).status for _ in range(6)] == [200] * 5 + [429]
+    assert threads.in_loop() is in_loop
+
+
+@pytest.mark.parametrize(("name", "in_loop"), [("table", True), ("sqlite", False)])
+def test_so_is_what_the_response_consumes(
+    stores: dict[str, Any],
+    adapter: Adapter,
+    ask: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    name: str,
+    in_loop: bool,
+) -> None:
+    """The looks before the response (a second one where little is left), and the charge after it."""
+    threads = Threads(monkeypatch, stores[name])
+    adapter.status = 401
+    app = adapter.make(failed_logins(), store=stores[name])
+    assert [ask(app).status for _ in range(4)] == [401, 401, 401, 429]
+    assert len(threads.seen) == 8
+    assert threads.in_loop() is in_loop
+
+
+@pytest.mark.parametrize("chosen", [LOG, WINDOW])
+def test_policy_of_the_request_may_be_one_that_waits(
+    stores: dict[str, Any], adapter: Adapter, ask: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, chosen: str
+) -> None:
+    """Which part of LocalStore decides is then not known before."""
+    threads = Threads(monkeypatch, stores["sqlite"])
+    app = adapter.make(Guard("tier", lambda _: chosen, key=lambda _: "k"), store=stores["local"])
+    assert [ask(app).status for _ in range(6)] == [200] * 5 + [429]
+    assert threads.seen == [] if chosen == WINDOW else not threads.in_loop()
+
+
+def test_bound_store_is_asked_the_same_way(
+    stores: dict[str, Any], adapter: Adapter, ask: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the store is known only at the first request."""
+    threads = Threads(monkeypatch, stores["sqlite"])
+    app = adapter.make(Guard("per-key", WINDOW, key=lambda _: "k"))
+    _gate.bind(stores["sqlite"])
+    assert [ask(app).status for _ in range(6)] == [200] * 5 + [429]
+    assert not threads.in_loop()
