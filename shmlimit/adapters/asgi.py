@@ -111,9 +111,7 @@ def _with_fields(send: Send, fields: Fields) -> Send:
     def with_fields(message: Message) -> Awaitable[None]:
         if message["type"] in _STARTS:
             headers = [
-                header
-                for header in map(tuple, message.get("headers") or ())
-                if not ours or not header[0].lower().startswith(ours)
+                header for header in map(tuple, message.get("headers") or ()) if not header[0].lower().startswith(ours)
             ]
             message = {**message, "headers": headers + _encoded(fields)}
         return send(message)

@@ -93,6 +93,17 @@ def test_what_waits_is_asked_in_a_thread(
     assert threads.in_loop() is in_loop
 
 
+def test_one_that_waits_is_enough(
+    stores: dict[str, Any], adapter: Adapter, ask: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A joint decision of the table and the file is asked for in a thread."""
+    threads = Threads(monkeypatch, stores["local"])
+    guards = [Guard(f"guard {policy}", policy, key=lambda _: "k") for policy in (WINDOW, LOG)]
+    app = adapter.make(*guards, store=stores["local"])
+    assert [ask(app).status for _ in range(6)] == [200] * 5 + [429]
+    assert not threads.in_loop()
+
+
 @pytest.mark.parametrize(("name", "in_loop"), [("table", True), ("sqlite", False)])
 def test_so_is_what_the_response_consumes(
     stores: dict[str, Any],
