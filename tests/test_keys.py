@@ -192,6 +192,16 @@ def test_falcons_own_address_is_not_believed() -> None:
     assert keys.client_ip()(request) == "unknown"
 
 
+@pytest.mark.parametrize("scope", ["read write", {"read": True}, {}, None, ["read"]])
+def test_what_an_application_calls_scope_is_left_alone(scope: Any) -> None:
+    """OAuth knows scopes, too: on WSGI a request's is none of a server's."""
+    request = falcon_wsgi("203.0.113.7", [("X-Api-Key", "k1")])
+    request.scope = scope
+    assert keys.client_ip()(request) == "ip:203.0.113.7"
+    assert keys.header("x-api-key")(request) == "k1"
+    assert keys.path(request) == keys.path(falcon_wsgi("203.0.113.7", []))
+
+
 # -- A proxy in front, and a key that doesn't know of it -------------------------------------------------------------
 
 

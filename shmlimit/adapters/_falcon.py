@@ -142,4 +142,4 @@ def status_of(resp: Any, error: Exception | None = None) -> int:
 def path_of(req: Any) -> str:
     """The path without the mount point, on WSGI and ASGI."""
     path: str = req.path
-    return below_mount(path, req.root_path) if hasattr(req, "scope") else path
+    return below_mount(path, req.root_path) if hasattr(type(req), "scope") else path

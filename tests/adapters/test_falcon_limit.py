@@ -350,3 +350,19 @@ def test_mistakes_are_config_errors(arguments: Any, target: Any, hint: str) -> N
     """What can't work is refused when the module is imported."""
     with pytest.raises(ConfigError, match=hint):
         limit(*arguments)(target)
+
+
+def test_what_an_application_calls_scope_is_left_alone(store: MemoryStore, ask: Callable[..., Any]) -> None:
+    """OAuth knows scopes, too: on WSGI the path is below the mount point already, whatever a request has."""
+
+    class OAuth:
+        def process_request(self, req: Any, _resp: Any) -> None:
+            req.scope = {"read": True}
+
+    stack = Stack("wsgi")
+    guard = Guard("items", "1/minute", paths=["/api/items"])
+    resource = stack.resource("Items", "on_get")
+    resource.on_get = limit(guard, store=store)(resource.on_get)
+    app = falcon.App(middleware=[OAuth()])
+    app.add_route("/api/items", resource())
+    assert [ask(app, "/api/items", mount="/api").status for _ in range(2)] == [200, 429]
