@@ -62,16 +62,17 @@ class Threads:
 
 
 @pytest.mark.parametrize(
-    ("name", "policies", "in_loop"),
+    ("name", "policies", "part", "in_loop"),
     [
-        ("table", [WINDOW], True),
-        ("table", [WINDOW, "100/hour"], True),
-        ("memory", [LOG], True),
-        ("local", [WINDOW], True),
-        ("local", [WINDOW, "100/hour"], True),
-        ("local", [LOG], False),
-        ("sqlite", [WINDOW], False),
-        ("sqlite", [WINDOW, LOG], False),
+        ("table", [WINDOW], "table", True),
+        ("table", [WINDOW, "100/hour"], "table", True),
+        ("memory", [LOG], "memory", True),
+        ("local", [WINDOW], "table", True),
+        ("local", [WINDOW, "100/hour"], "table", True),
+        ("local", [LOG], "sqlite", False),
+        ("local", [WINDOW, LOG], "local", False),
+        ("sqlite", [WINDOW], "sqlite", False),
+        ("sqlite", [WINDOW, LOG], "sqlite", False),
     ],
 )
 def test_what_waits_is_asked_in_a_thread(
@@ -82,26 +83,15 @@ def test_what_waits_is_asked_in_a_thread(
     *,
     name: str,
     policies: list[str],
+    part: str,
     in_loop: bool,
 ) -> None:
     """The table and memory are asked on the loop, a file never; of LocalStore the part that decides says it."""
-    part = ("table" if in_loop else "sqlite") if name == "local" else name
     threads = Threads(monkeypatch, stores[part])
     guards = [Guard(f"guard {policy}", policy, key=lambda _: "k") for policy in policies]
     app = adapter.make(*guards, store=stores[name])
     assert [ask(app).status for _ in range(6)] == [200] * 5 + [429]
     assert threads.in_loop() is in_loop
-
-
-def test_one_that_waits_is_enough(
-    stores: dict[str, Any], adapter: Adapter, ask: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A joint decision of the table and the file is asked for in a thread."""
-    threads = Threads(monkeypatch, stores["local"])
-    guards = [Guard(f"guard {policy}", policy, key=lambda _: "k") for policy in (WINDOW, LOG)]
-    app = adapter.make(*guards, store=stores["local"])
-    assert [ask(app).status for _ in range(6)] == [200] * 5 + [429]
-    assert not threads.in_loop()
 
 
 @pytest.mark.parametrize(("name", "in_loop"), [("table", True), ("sqlite", False)])
