@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import random
 import re
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -60,7 +61,8 @@ Request: TypeAlias = Any
 Key: TypeAlias = "Callable[[Request], str | bytes | Deny | None]"
 
 _PEERS: Final = 1_024  # of those whose key is remembered
-_LOOKS: Final = 16  # PERF: of the requests of known peers one in so many is looked at for a proxy
+_KINDS: Final = ("http", "websocket")  # of ASGI scopes that are requests
+_LOOKS: Final = 16  # PERF: of the requests of known peers at least one in so many is looked at for a proxy
 
 _FALLBACKS: Final[Mapping[str, str | Deny | None]] = {"shared": UNKNOWN, "deny": DENY, "skip": None}
 
@@ -97,6 +99,12 @@ _BEHIND_PROXY = (
 # -- What is read from a request -------------------------------------------------------------------------------------
 
 
+def scope_of(request: Request) -> dict[str, Any] | None:
+    """The ASGI scope that a request has. On WSGI an application may call something of its own so."""
+    found = getattr(request, "scope", None)
+    return found if isinstance(found, dict) and found.get("type") in _KINDS else None
+
+
 def _carrier(request: Request) -> dict[str, Any]:
     """The environ or scope that a request is or has.
 
@@ -105,10 +113,9 @@ def _carrier(request: Request) -> dict[str, Any]:
     """
     if isinstance(request, dict):
         return request
-    # PERF: the scope first, since falcon's `env` raises on ASGI, and to catch that takes 0.7 µs. On WSGI an application
-    # may call something of its own so.
-    found = getattr(request, "scope", None)
-    if not isinstance(found, dict) or "type" not in found:
+    # PERF: the scope first, since falcon's `env` raises on ASGI, and to catch that takes 0.7 µs.
+    found = scope_of(request)
+    if found is None:
         found = getattr(request, "env", None)
     if not isinstance(found, dict):
         raise TypeError(f"{type(request).__name__}: give a falcon request, a WSGI environ or an ASGI scope")
@@ -262,7 +269,7 @@ class ClientIp:
         carrier = request
         if type(request) is not dict:
             carrier = getattr(request, "scope", None)
-            if type(carrier) is not dict or "type" not in carrier:
+            if type(carrier) is not dict or carrier.get("type") not in _KINDS:
                 carrier = getattr(request, "env", None)
             if type(carrier) is not dict:
                 carrier = _carrier(request)
@@ -272,12 +279,12 @@ class ClientIp:
             peer = client[0]
         else:
             peer = _peer(carrier)
-        # PERF: the same peers come again and again: 0.2 µs for one that is known, 1.0 for another.
-        key = self._known.get(peer)
-        if key is not None and self._unlooked < _LOOKS:
-            self._unlooked += 1
-            return key
         if self._field is None:
+            # PERF: the same peers come again and again: 0.2 µs for one that is known, 1.0 for another.
+            key = self._known.get(peer)
+            if key is not None and self._unlooked < _LOOKS:
+                self._unlooked += 1
+                return key
             return self._look(peer, request, carrier)
         packed = self._resolver.packed(peer, self._field.lines(request, carrier))
         return self._none() if packed is None else self._prefixes.key(packed)
@@ -287,11 +294,13 @@ class ClientIp:
         packed = self._resolver.packed(peer, ())
         if packed is None:
             return self._none()
-        self._unlooked = 0
+        if peer in self._known:
+            # Not always as many: a health check that comes as regularly must not be all that is ever looked at.
+            self._unlooked = random.randrange(_LOOKS)  # noqa: S311 - no secret
+        elif len(self._known) >= _PEERS:
+            self._known.clear()
         if "proxy" in self._untold and PRIVATE.covers(packed) and _X_FORWARDED_FOR.lines(request, carrier):
             self._tell("proxy")
-        if len(self._known) >= _PEERS and peer not in self._known:
-            self._known.clear()
         key = self._known[peer] = self._prefixes.key(packed)
         return key
 

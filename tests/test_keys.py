@@ -184,6 +184,14 @@ def test_an_environ_without_an_address_is_unknown() -> None:
     assert keys.client_ip()({"type": "http"}) == "unknown"
 
 
+def test_odd_client_behind_a_header_is_no_error() -> None:
+    """A server that says where a request comes from in a list of its own is no trusted proxy."""
+    key = keys.client_ip(header="x-forwarded-for", hops=1)
+    assert key({"type": "http", "client": [["a"], 1], "headers": [(b"x-forwarded-for", b"203.0.113.9")]}) == (
+        "ip:203.0.113.9"
+    )
+
+
 def test_falcons_own_address_is_not_believed() -> None:
     """Where falcon says 127.0.0.1 for a unix socket, and reads the route from any peer, the key is `unknown`."""
     request = falcon_asgi(None, [("X-Forwarded-For", "6.6.6.6")])
@@ -192,7 +200,7 @@ def test_falcons_own_address_is_not_believed() -> None:
     assert keys.client_ip()(request) == "unknown"
 
 
-@pytest.mark.parametrize("scope", ["read write", {"read": True}, {}, None, ["read"]])
+@pytest.mark.parametrize("scope", ["read write", {"read": True}, {"type": "Bearer", "path": "/x"}, {}, None, ["read"]])
 def test_what_an_application_calls_scope_is_left_alone(scope: Any) -> None:
     """OAuth knows scopes, too: on WSGI a request's is none of a server's."""
     request = falcon_wsgi("203.0.113.7", [("X-Api-Key", "k1")])
@@ -229,6 +237,27 @@ def test_a_proxy_is_told_of_a_peer_that_came_before(request_of: Any, caplog: pyt
         assert key(request_of("10.0.0.1", [("X-Forwarded-For", "203.0.113.7")])) == "ip:10.0.0.1"
     assert len(logged(caplog)) == 1
     assert BEHIND_PROXY in logged(caplog)[0]
+
+
+def test_new_peers_do_not_hide_a_proxy(caplog: pytest.LogCaptureFixture) -> None:
+    """Nor does a peer that comes before each of a proxy's requests."""
+    key = keys.client_ip()
+    key(environ("10.0.0.1", []))
+    for number in range(100):
+        key(environ(f"198.18.0.{number}", []))
+        for _ in range(10):
+            key(environ("10.0.0.1", [("X-Forwarded-For", "203.0.113.7")]))
+    assert len(logged(caplog)) == 1
+
+
+@pytest.mark.parametrize("period", [2, 16, 17, 18, 34])
+def test_regular_health_checks_do_not_hide_a_proxy(period: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Also where one in so many requests, as are looked at, is a health check."""
+    key = keys.client_ip()
+    for number in range(period * 200):
+        headers = [] if number % period == 0 else [("X-Forwarded-For", "203.0.113.7")]
+        key(environ("10.0.0.1", headers))
+    assert len(logged(caplog)) == 1
 
 
 @each_kind

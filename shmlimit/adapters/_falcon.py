@@ -12,6 +12,7 @@ from shmlimit.adapters._gate import below_mount, families
 from shmlimit.adapters._outcome import NOTHING, Outcome
 from shmlimit.fields import PROBLEM, Fields
 from shmlimit.guard import Verdict
+from shmlimit.keys import scope_of
 
 _ATTRIBUTE = "_shmlimit_seen"
 
@@ -142,4 +143,4 @@ def status_of(resp: Any, error: Exception | None = None) -> int:
 def path_of(req: Any) -> str:
     """The path without the mount point, on WSGI and ASGI."""
     path: str = req.path
-    return below_mount(path, req.root_path) if hasattr(type(req), "scope") else path
+    return below_mount(path, req.root_path) if scope_of(req) is not None else path

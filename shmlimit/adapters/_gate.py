@@ -18,7 +18,7 @@ from shmlimit.guard import Guard, KeyFunction, Verdict
 from shmlimit.keys import DENY, client_ip, needs_route
 from shmlimit.limiter import check_policy, check_store
 from shmlimit.policies.base import Decision, Policy
-from shmlimit.stores.base import Store, coroutine_of, part_for
+from shmlimit.stores.base import Store, coroutine_of, never_waits
 
 log = logging.getLogger("shmlimit")
 
@@ -334,15 +334,12 @@ class Gate:
         if callable(getattr(store, "take_all", None)):
             self._atake_all = coroutine_of(store, "take_all")
         self._store = store
-        self.inline = not any(
-            getattr(part_for(store, guard.policy) if guard.policy else store, "blocks", True) for guard in self._guards
-        )
+        self.inline = all(never_waits(store, guard.policy) for guard in self._guards)
         if len(keyed := self._steps[FIRST]) == len(self._guards) == 1 and self._plain:
             ((guard, key),) = keyed
             if guard.policy and type(guard.cost) is int and not (guard.by_key or guard.partition):
-                part = part_for(store, guard.policy)
                 self._alone = _Alone(
-                    guard, key, guard.policy, guard.cost, part, guard.skip_methods, guard.headers == "draft"
+                    guard, key, guard.policy, guard.cost, store, guard.skip_methods, guard.headers == "draft"
                 )
         return store
 

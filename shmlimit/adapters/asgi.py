@@ -107,14 +107,14 @@ def _with_fields(send: Send, fields: Fields) -> Send:
     """`send` that puts the fields over those of the application."""
     ours = _wire_families(families(fields))
 
-    # PERF: no coroutine round `send`, which makes one: 0.2 µs a message.
-    def with_fields(message: Message) -> Awaitable[None]:
+    # NOTE: a coroutine function, though one that returned what `send` does would be 0.2 µs less: applications look.
+    async def with_fields(message: Message) -> None:
         if message["type"] in _STARTS:
             headers = [
                 header for header in map(tuple, message.get("headers") or ()) if not header[0].lower().startswith(ours)
             ]
             message = {**message, "headers": headers + _encoded(fields)}
-        return send(message)
+        await send(message)
 
     return with_fields
 

@@ -32,7 +32,7 @@ class Store(Protocol):
 
     A store may also have `atake`, `apeek`, `areset` and `atake_all`, coroutines with the same parameters (`BaseStore`
     makes them). Async servers call the plain methods of one without them in threads (`coroutine_of`), so that a store
-    that blocks stops no other request; those of one that says `blocks = False` they call as they are.
+    that blocks stops no other request; those of one whose class says `blocks = False` they call as they are.
 
     And it may have a `secret`: 16 to 64 bytes that all its processes share, for `Guard(…, partition=True)`.
     """
@@ -113,10 +113,15 @@ def coroutine_of(store: object, name: str) -> Callable[..., Coroutine[Any, Any, 
     return cast("Callable[..., Coroutine[Any, Any, Any]]", coroutine)
 
 
-def part_for(store: Any, policy: Policy) -> Any:
-    """What decides on `policy`: the store itself, or that one of several which it would ask (its `part_for`)."""
-    find = getattr(store, "part_for", None)
-    return find(policy) if callable(find) else store
+def never_waits(store: object, policy: Policy | None) -> bool:
+    """Whether an event loop may ask the store itself for `policy` (`None`: for any).
+
+    Its own class must say so: what inherits from it may have coroutines of its own. A store of several (`LocalStore`)
+    is as the one that decides, which its `part_for` gives.
+    """
+    if policy is not None and "part_for" in vars(type(store)):
+        store = cast("Any", store).part_for(policy)
+    return vars(type(store)).get("blocks") is False
 
 
 def check_policy(policy: object) -> Policy:

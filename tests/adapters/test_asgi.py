@@ -1,6 +1,7 @@
 """What only the ASGI wrapper has to keep: streams, lifespan, WebSockets, and messages that it doesn't know."""
 
 import asyncio
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -203,3 +204,18 @@ def test_the_application_comes_first() -> None:
     """A forgotten application is told at once."""
     with pytest.raises(ConfigError, match="the application comes first"):
         RateLimit(Guard("a", "1/minute"), Guard("b", "1/minute"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("options", [{}, {"consume_on": lambda status: status == 401}])
+def test_send_is_a_coroutine_function(options: dict[str, Any]) -> None:
+    """Libraries look: asgiref warns of another kind, and a task can be made of a coroutine alone."""
+    seen: list[bool] = []
+
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        seen.append(inspect.iscoroutinefunction(send))
+        await asyncio.create_task(send(START))
+        await send(BODY)
+
+    limit = RateLimit(app, Guard("a", "1/minute", key=lambda _: "k", **options), store=MemoryStore())
+    assert [message["type"] for message in run(limit, HTTP)] == ["http.response.start", "http.response.body"]
+    assert seen == [True]

@@ -13,10 +13,11 @@ import pytest
 from shmlimit import SharedTable
 from shmlimit.adapters import _gate
 from shmlimit.guard import Guard
+from shmlimit.policies.base import Decision
 from shmlimit.stores.local import LocalStore
 from shmlimit.stores.memory import MemoryStore
 from shmlimit.stores.sqlite import SqliteStore
-from tests.adapters.adapter import Adapter, failed_logins
+from tests.adapters.adapter import ADAPTERS, NOW_US, Adapter, failed_logins
 
 LOG = "sliding-log 5/minute"
 WINDOW = "fixed 5/minute"
@@ -92,6 +93,69 @@ def test_what_waits_is_asked_in_a_thread(
     app = adapter.make(*guards, store=stores[name])
     assert [ask(app).status for _ in range(6)] == [200] * 5 + [429]
     assert threads.in_loop() is in_loop
+
+
+class OwnMemory(MemoryStore):
+    """Refuses all, but only through its coroutine."""
+
+    async def atake(self, *arguments: Any, **named: Any) -> Any:
+        return (await super().atake(*arguments, **named))._replace(allowed=False, retry_after_us=1_000_000)
+
+
+class OwnLocal(LocalStore):
+    """The same."""
+
+    async def atake(self, *arguments: Any, **named: Any) -> Any:
+        return (await super().atake(*arguments, **named))._replace(allowed=False, retry_after_us=1_000_000)
+
+
+class OwnTable(SharedTable):
+    """The same."""
+
+    async def atake(self, *arguments: Any, **named: Any) -> Any:
+        return (await super().atake(*arguments, **named))._replace(allowed=False, retry_after_us=1_000_000)
+
+
+def test_coroutine_of_ones_own_is_asked(stores: dict[str, Any], adapter: Adapter, ask: Callable[..., Any]) -> None:
+    """What inherits from a store that never waits may have something else to say."""
+    with OwnTable.attach(stores["table"].name) as table:
+        for store in (OwnMemory(), OwnLocal(stores["table"], stores["sqlite"]), table):
+            app = adapter.make(Guard("per-key", WINDOW, key=lambda _: "k"), store=store)
+            assert ask(app).status == 429, store
+
+
+@pytest.mark.parametrize("kind", ADAPTERS)
+def test_take_of_ones_own_is_asked(
+    stores: dict[str, Any], kind: str, ask: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A LocalStore's `take` decides, and not its table's: also one that was put there later."""
+    store = stores["local"]
+    app = Adapter(kind).make(Guard("per-key", WINDOW, key=lambda _: "k"), store=store)
+    assert ask(app).status == 200
+    refusing = lambda policy, key, cost=1: Decision(False, 5, 0, 60_000_000, 60_000_000, 60_000_000)  # noqa: ARG005, E731
+    monkeypatch.setattr(store, "take", refusing)
+    assert ask(app).status == 429
+
+
+@pytest.mark.parametrize(("blocks", "in_loop"), [(False, True), (True, False), (0, False), (None, False)])
+def test_store_must_say_that_it_never_waits(
+    adapter: Adapter, ask: Callable[..., Any], *, blocks: Any, in_loop: bool
+) -> None:
+    """Whatever else it calls so is no promise."""
+    seen: list[int] = []
+
+    class Foreign:
+        def supports(self, _policy: Any) -> bool:
+            return True
+
+        def take(self, policy: Any, _key: Any, cost: int = 1) -> Decision:
+            seen.append(threading.get_ident())
+            return policy.decide(None, NOW_US, cost)[0]
+
+    Foreign.blocks = blocks  # type: ignore[attr-defined]
+    store: Any = Foreign()
+    assert ask(adapter.make(Guard("per-key", WINDOW, key=lambda _: "k"), store=store)).status == 200
+    assert (seen == [threading.get_ident()]) is in_loop
 
 
 @pytest.mark.parametrize(("name", "in_loop"), [("table", True), ("sqlite", False)])

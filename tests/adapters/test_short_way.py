@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -25,7 +27,9 @@ Requests = list[tuple[str, str, Any]]
 
 
 class Clocked(MemoryStore):
-    """Fails while it is told to; each call is a second later than the one before."""
+    """Fails while it is told to; each call is a second later than the one before. An event loop asks it directly."""
+
+    blocks = False
 
     def __init__(self) -> None:
         self.now_us = NOW_US
@@ -132,6 +136,16 @@ def test_it_says_what_the_long_way_says(
     assert (429 in statuses) is (options.get("cost") != 0)
     assert any("allowed again" in line for line in told[0]) is (options.get("cost", 1) in {1, 2})
     assert sum("the store answers again" in line for line in told[0]) == 2
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda outcome: pickle.loads(pickle.dumps(outcome))])
+def test_what_was_decided_can_be_copied(copied: Callable[[Outcome], Outcome]) -> None:
+    """An application may copy its environ, or send what it found elsewhere."""
+    outcome = Outcome()
+    assert dict(copied(outcome)) == {}
+    Gate((Guard("per-key", "9/minute", key=str),), MemoryStore(), None).check("GET", "/", "a", outcome)
+    assert dict(copied(outcome)) == dict(outcome)
+    assert outcome["per-key"].remaining == 8
 
 
 def test_legacy_names_the_time() -> None:
