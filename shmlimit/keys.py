@@ -89,6 +89,11 @@ _NO_ADDRESS = (
     'a request has no client address: all such requests share the key "unknown". Over a unix socket, believe the '
     'proxy: client_ip(trusted=["unix"], header="x-forwarded-for"); or choose unknown="deny" or unknown="skip"'
 )
+_NO_CLIENT = (
+    "behind the proxies that are trusted a request names no client, or only such as are trusted themselves: all such "
+    'requests share the key "unknown". If clients are in those networks, trust the proxies alone: '
+    'client_ip(trusted=["10.0.0.7"], …); or choose unknown="deny" or unknown="skip"'
+)
 _BEHIND_PROXY = (
     "requests come through a proxy (a private peer with X-Forwarded-For), but the key is the peer's address: all "
     "clients behind the proxy share one bucket. Put it right with the key "
@@ -262,7 +267,7 @@ class ClientIp:
         # What is logged once: `pop` is atomic, so that of several threads one finds it.
         self._untold = {"proxy": _BEHIND_PROXY} if self._field is None else {}
         if unknown == UNKNOWN:
-            self._untold["unknown"] = _NO_ADDRESS
+            self._untold |= {"unknown": _NO_ADDRESS, "client": _NO_CLIENT}
 
     def __call__(self, request: Request) -> str | Deny | None:
         # PERF: what `_carrier` and `_peer` do, without the calls where all is as it nearly always is.
@@ -287,13 +292,13 @@ class ClientIp:
                 return key
             return self._look(peer, request, carrier)
         packed = self._resolver.packed(peer, self._field.lines(request, carrier))
-        return self._none() if packed is None else self._prefixes.key(packed)
+        return self._none("client" if peer else "unknown") if packed is None else self._prefixes.key(packed)
 
     def _look(self, peer: str | None, request: Request, carrier: dict[str, Any]) -> str | Deny | None:
         """The key of a peer, and whether there is a proxy that nobody has told of."""
         packed = self._resolver.packed(peer, ())
         if packed is None:
-            return self._none()
+            return self._none("unknown")
         if peer in self._known:
             # Not always as many: a health check that comes as regularly must not be all that is ever looked at.
             self._unlooked = random.randrange(_LOOKS)  # noqa: S311 - no secret
@@ -304,8 +309,8 @@ class ClientIp:
         key = self._known[peer] = self._prefixes.key(packed)
         return key
 
-    def _none(self) -> str | Deny | None:
-        self._tell("unknown")
+    def _none(self, what: str) -> str | Deny | None:
+        self._tell(what)
         return self._unknown
 
     def _tell(self, what: str) -> None:

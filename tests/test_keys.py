@@ -176,6 +176,24 @@ def test_unknown_is_logged_once(request_of: Any, caplog: pytest.LogCaptureFixtur
     assert len(logged(caplog)) == 2
 
 
+@each_kind
+@pytest.mark.parametrize("forwarded", ["10.1.1.1", "192.168.1.5, 10.0.0.1", "garbage", ""])
+def test_clients_among_the_proxies_are_told_once(
+    request_of: Any, forwarded: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Clients in the trusted networks share `unknown`; the log says so, and what it advises tells them apart."""
+    headers = [("X-Forwarded-For", forwarded)] if forwarded else []
+    key = keys.client_ip(trusted="private", header="x-forwarded-for")
+    for _ in range(3):
+        assert key(request_of("10.0.0.7", headers)) == "unknown"
+    assert len(logged(caplog)) == 1
+    assert "trust the proxies alone" in logged(caplog)[0]
+    assert "unix" not in logged(caplog)[0]
+    if forwarded[:1] == "1":
+        advised = keys.client_ip(trusted=["10.0.0.7"], header="x-forwarded-for")
+        assert advised(request_of("10.0.0.7", headers)) == f"ip:{forwarded.split(', ')[-1]}"
+
+
 def test_an_environ_without_an_address_is_unknown() -> None:
     """`REMOTE_ADDR` and `client` may be missing altogether."""
     assert keys.client_ip()({"wsgi.version": (1, 0)}) == "unknown"
