@@ -191,7 +191,7 @@ def test_clients_among_the_proxies_are_told_once(
     assert "unix" not in logged(caplog)[0]
     if forwarded[:1] == "1":
         advised = keys.client_ip(trusted=["10.0.0.7"], header="x-forwarded-for")
-        assert advised(request_of("10.0.0.7", headers)) == f"ip:{forwarded.split(', ')[-1]}"
+        assert advised(request_of("10.0.0.7", headers)) == f"ip:{forwarded.rsplit(', ', maxsplit=1)[-1]}"
 
 
 def test_an_environ_without_an_address_is_unknown() -> None:
