@@ -62,7 +62,7 @@ Key: TypeAlias = "Callable[[Request], str | bytes | Deny | None]"
 
 _PEERS: Final = 1_024  # of those whose key is remembered
 _KINDS: Final = ("http", "websocket")  # of ASGI scopes that are requests
-_LOOKS: Final = 16  # PERF: of the requests of known peers at least one in so many is looked at for a proxy
+_LOOKS: Final = 64  # PERF: of the requests of known peers at least one in so many is looked at for a proxy
 
 _FALLBACKS: Final[Mapping[str, str | Deny | None]] = {"shared": UNKNOWN, "deny": DENY, "skip": None}
 
