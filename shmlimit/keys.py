@@ -62,7 +62,9 @@ Key: TypeAlias = "Callable[[Request], str | bytes | Deny | None]"
 
 _PEERS: Final = 1_024  # of those whose key is remembered
 _KINDS: Final = ("http", "websocket")  # of ASGI scopes that are requests
-_LOOKS: Final = 64  # PERF: of the requests of known peers at least one in so many is looked at for a proxy
+_LOOKS: Final = (
+    64  # PERF: of known peers' requests at least one in so many is looked at for a proxy: a look takes 1.9 µs
+)
 
 _FALLBACKS: Final[Mapping[str, str | Deny | None]] = {"shared": UNKNOWN, "deny": DENY, "skip": None}
 
@@ -118,7 +120,7 @@ def _carrier(request: Request) -> dict[str, Any]:
     """
     if isinstance(request, dict):
         return request
-    # PERF: the scope first, since falcon's `env` raises on ASGI, and to catch that takes 0.7 µs.
+    # PERF: the scope first, since falcon's `env` raises on ASGI, and to catch that takes 0.35 µs.
     found = scope_of(request)
     if found is None:
         found = getattr(request, "env", None)
@@ -285,7 +287,7 @@ class ClientIp:
         else:
             peer = _peer(carrier)
         if self._field is None:
-            # PERF: the same peers come again and again: 0.2 µs for one that is known, 1.0 for another.
+            # PERF: the same peers come again and again: 0.3 µs for one that is known, 1.9 for another.
             key = self._known.get(peer)
             if key is not None and self._unlooked < _LOOKS:
                 self._unlooked += 1
@@ -335,8 +337,8 @@ def client_ip(
     `address.Resolver`; **`hops` without `trusted` believes whoever connects.** `v4_prefix` and `v6_prefix` say how much
     of an address is one client (see `address_key`).
 
-    `unknown`: what a request without an address is: `"shared"` gives all of them the one key `unknown` (logged once),
-    `"deny"` answers 403, `"skip"` doesn't limit them.
+    `unknown`: what a request without an address is: `"shared"` gives all of them the one key `unknown` (each
+    reason is logged once), `"deny"` answers 403, `"skip"` doesn't limit them.
 
     Errors: `ConfigError` for options that can't work or could never matter.
     """

@@ -9,7 +9,7 @@ from typing import Any
 import falcon
 
 from shmlimit.adapters._gate import below_mount, families
-from shmlimit.adapters._outcome import NOTHING, Outcome
+from shmlimit.adapters._outcome import Outcome
 from shmlimit.fields import PROBLEM, Fields
 from shmlimit.guard import Verdict
 from shmlimit.keys import scope_of
@@ -55,7 +55,7 @@ class Seen(Outcome):
     __slots__ = ("fields", "problem")
 
     def __init__(self) -> None:
-        self.entries, self.shadows, self.pending = [], (), NOTHING  # PERF: Outcome's, without a call
+        self.entries, self.shadows, self.pending = [], (), {}  # PERF: Outcome's, without a call
         self.fields: Fields | tuple[()] = ()
         self.problem: bytes | None = None
 
@@ -83,7 +83,7 @@ class Seen(Outcome):
         # NOTE: falcon writes the body, in the form in which this application answers all its errors.
         headers = [field for field in verdict.fields if field[0] != "Content-Type"]
         self.fields = [field for field in headers if "RateLimit" in field[0]] or self.fields
-        self.pending = NOTHING  # what others wait to charge by a response: this isn't the application's
+        self.pending.clear()  # what others wait to charge by a response: this isn't the application's
         if isinstance(resp, falcon.Response):
             _drop(resp)
             # NOTE: set here as well, an error handler of the application that answers by itself needn't know of them.

@@ -60,7 +60,7 @@ class RateLimit:
         gate, method = self._gate, scope.get("method", "GET")
         path = below_mount(scope["path"], scope.get("root_path") or "") if gate.by_path else ""
         scope[OUTCOME] = outcome = Outcome()
-        if gate.inline:  # PERF: a coroutine less
+        if gate.inline:  # PERF: a coroutine less, 0.15 µs
             verdict = gate.check(method, path, scope, outcome)
         else:
             verdict = await gate.acheck(method, path, scope, outcome)
@@ -107,7 +107,7 @@ def _with_fields(send: Send, fields: Fields) -> Send:
     """`send` that puts the fields over those of the application."""
     ours = _wire_families(families(fields))
 
-    # NOTE: a coroutine function, though one that returned what `send` does would be 0.2 µs less: applications look.
+    # NOTE: a coroutine function, though one that returned what `send` does would be 70 ns less: libraries look.
     async def with_fields(message: Message) -> None:
         if message["type"] in _STARTS:
             headers = [

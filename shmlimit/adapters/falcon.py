@@ -53,7 +53,7 @@ class RateLimitMiddleware:
         """Limit the request (ASGI)."""
         seen, gate = Seen.of(req, self._slot), self._gate
         path = path_of(req) if gate.by_path else ""
-        if gate.inline:  # PERF: a coroutine less
+        if gate.inline:  # PERF: a coroutine less, 0.15 µs
             seen.go_on(resp, gate.check(req.method, path, req, seen))
         else:
             seen.go_on(resp, await gate.acheck(req.method, path, req, seen))

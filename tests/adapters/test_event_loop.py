@@ -95,25 +95,24 @@ def test_what_waits_is_asked_in_a_thread(
     assert threads.in_loop() is in_loop
 
 
-class OwnMemory(MemoryStore):
-    """Refuses all, but only through its coroutine."""
+class RefusesByCoroutine:
+    """Put before a store: its `take` says what the store says, and its coroutine refuses."""
 
     async def atake(self, *arguments: Any, **named: Any) -> Any:
-        return (await super().atake(*arguments, **named))._replace(allowed=False, retry_after_us=1_000_000)
+        decision = await super().atake(*arguments, **named)  # type: ignore[misc]
+        return decision._replace(allowed=False, retry_after_us=1_000_000)
 
 
-class OwnLocal(LocalStore):
-    """The same."""
-
-    async def atake(self, *arguments: Any, **named: Any) -> Any:
-        return (await super().atake(*arguments, **named))._replace(allowed=False, retry_after_us=1_000_000)
+class OwnMemory(RefusesByCoroutine, MemoryStore):
+    pass
 
 
-class OwnTable(SharedTable):
-    """The same."""
+class OwnLocal(RefusesByCoroutine, LocalStore):
+    pass
 
-    async def atake(self, *arguments: Any, **named: Any) -> Any:
-        return (await super().atake(*arguments, **named))._replace(allowed=False, retry_after_us=1_000_000)
+
+class OwnTable(RefusesByCoroutine, SharedTable):
+    pass
 
 
 def test_coroutine_of_ones_own_is_asked(stores: dict[str, Any], adapter: Adapter, ask: Callable[..., Any]) -> None:
